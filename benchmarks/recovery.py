@@ -1,9 +1,10 @@
-"""How long a job of one pod takes to train again after one of its ranks was killed; ranks on gloo, on this machine.
+"""How long a job of two ranks takes to train again after one of them was killed; ranks on gloo, on this machine.
 
 From SIGKILL of the rank to the first step that the ranks log after it, with `restartStrategy: InPlace`, beside the
 same job with Recreate. As programs: every process imports for itself, as in a pod of a cluster, and ranks that start
 again in place are forks of the zygote. Without the zygote: it is killed before the rank is. Forked: as `disttrain run`
-does it, whose processes are all forks. No pod is scheduled and no image pulled here: that adds to Recreate alone.
+does it, whose processes are all forks. The ranks are of one pod or, where it says so, of two. No pod is scheduled and
+no image pulled here: that adds to Recreate alone.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -46,9 +47,9 @@ _BEGINS = ("resuming after step", "no checkpoint yet")
 class Job:
     """A `disttrain run` that trains until it is ended."""
 
-    def __init__(self, folder: Path, command: list[str], strategy: str) -> None:
+    def __init__(self, folder: Path, command: list[str], strategy: str, pods: int) -> None:
         spec = {
-            "workers": {"replicas": 1, "processesPerPod": RANKS},
+            "workers": {"replicas": pods, "processesPerPod": RANKS // pods},
             "storage": {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "1Gi"}}}}},
             "training": TRAINING,
             "runPolicy": {"restartStrategy": strategy, "maxRestarts": 1000, "restartBackoffSeconds": 0},
@@ -57,7 +58,7 @@ class Job:
         Path(folder, "job.yaml").write_text(yaml.safe_dump(manifest | {"spec": spec}))
         paths = os.pathsep.join(str(REPOSITORY / package) for package in PACKAGES)
         environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        self._folder = folder
+        self._folder, self._pods = folder, pods
         self._read: dict[Path, int] = {}
         self._lives = self._trains = 0
         with Path(folder, "output").open("wb") as output:
@@ -74,11 +75,10 @@ class Job:
         victims[0].send_signal(signal.SIGKILL)
         return time.perf_counter()
 
-    def zygote(self) -> psutil.Process:
-        """The zygote, once it is ready."""
-        found: list[psutil.Process] = []
-        self._until(lambda: bool(found.extend(self._named("zygote")) or found), "the zygote is ready")
-        return found[0]
+    def zygotes(self) -> list[psutil.Process]:
+        """The zygote of each pod, once all are ready."""
+        self._until(lambda: len(self._named("zygote")) == self._pods, "the zygotes are ready")
+        return self._named("zygote")
 
     def end(self) -> None:
         """Nothing of it is left."""
@@ -130,19 +130,21 @@ def _rank_of(process: psutil.Process) -> str | None:
     return None
 
 
-def recoveries(command: list[str], strategy: str, kills: int, *, zygote: bool | None = None) -> list[float]:
+def recoveries(
+    command: list[str], strategy: str, kills: int, *, zygote: bool | None = None, pods: int = 1
+) -> list[float]:
     """Seconds from each kill to the next logged step. zygote: whether it is there; None: there is none to wait for."""
     taken = []
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), command, strategy)
+        job = Job(Path(folder), command, strategy, pods)
         try:
             job.until_training(1)
             for kill in range(kills):
                 if zygote is not None and (zygote or kill == 0):
-                    process = job.zygote()
-                    if not zygote:
-                        process.kill()
-                        process.wait()
+                    for process in job.zygotes():
+                        if not zygote:
+                            process.kill()
+                            process.wait()
                 began = job.kill_a_rank()
                 job.until_training(kill + 2)
                 taken.append(time.perf_counter() - began)
@@ -157,6 +159,8 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     yield from _rows("programs", recoveries(APART, "InPlace", kills, zygote=True), recreated)
     yield from _rows("programs, no zygote", recoveries(APART, "InPlace", kills, zygote=False), recreated)
     yield from _rows("forked", recoveries(DISTTRAIN, "InPlace", kills), recoveries(DISTTRAIN, "Recreate", kills))
+    recreated = recoveries(APART, "Recreate", kills, pods=2)
+    yield from _rows("programs, two pods", recoveries(APART, "InPlace", kills, zygote=True, pods=2), recreated)
 
 
 def _rows(name: str, in_place: list[float], recreated: list[float]) -> Iterator[harness.Row]:

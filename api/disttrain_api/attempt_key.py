@@ -3,8 +3,10 @@
 import hmac
 
 
-def attempt_key(token: str, purpose: str, uid: str, attempt: int) -> bytes:
-    """Return the key of one attempt of the job `uid`. Raises ValueError for an empty token, which anybody knows."""
+def attempt_key(token: str, purpose: str, uid: str, attempt: int, generation: int = 0) -> bytes:
+    """Return the key of one attempt of the job `uid`, and of one generation of its ranks, which is how often they have
+    started before. Raises ValueError for an empty token, which anybody knows."""
     if not token.strip():
         raise ValueError("the job's token is empty")
-    return hmac.digest(token.encode(), f"disttrain {purpose} {uid} {attempt}".encode(), "sha256")
+    lives = f"{attempt} {generation}" if generation else str(attempt)
+    return hmac.digest(token.encode(), f"disttrain {purpose} {uid} {lives}".encode(), "sha256")

@@ -29,6 +29,8 @@ QUEUE_NAME_LABEL = "kueue.x-k8s.io/queue-name"
 MASTER_PORT = 29500
 PS_PORT = 29600
 AGENT_PORT = 29700
+GANG_PORT = 29710
+"""Where worker 0's agent takes the connections of the other workers' agents."""
 HOST_PORTS = range(20_000, 29_000)
 """Ports of pods on the network of their node, below those of Services (30000 and up) and of outgoing connections."""
 HOST_AGENT_PORTS = range(15_500, 20_000)
@@ -123,6 +125,8 @@ class Env:
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     RESTARTS_IN_PLACE = "DISTTRAIN_RESTARTS_IN_PLACE"  # P; most without a new checkpoint; with restartStrategy InPlace
     RESTART_BACKOFF_SECONDS = "DISTTRAIN_RESTART_BACKOFF_SECONDS"  # P; with RESTARTS_IN_PLACE
+    GANG_PORT = "DISTTRAIN_GANG_PORT"  # P; of worker 0's agent, for the others; with RESTARTS_IN_PLACE and several pods
+    GENERATION = "DISTTRAIN_GENERATION"  # R; how often the ranks of the attempt have started before; as above
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`

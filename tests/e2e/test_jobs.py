@@ -151,6 +151,31 @@ def test_a_killed_rank_restarts_in_its_pod(kubectl: Kubectl) -> None:
     end_soon(kubectl, "inplace")
 
 
+def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_a_lost_pod_recreates_the_gang(
+    kubectl: Kubectl,
+) -> None:
+    kubectl.apply(long_job("together", runPolicy={"restartStrategy": "InPlace"}))
+    kept = train_until_a_checkpoint(kubectl, "together", at_least=40)
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")}
+    (victim,) = (name for name in before if "-worker-1-" in name)
+    kubectl("exec", victim, "-c", "trainer", "--", "python3", "-c", KILL_A_RANK)
+    kubectl.wait_for("{.status.attempts[0].restartsInPlace}=1", "together")
+    # Further than it has come until it was killed.
+    checkpoint(kubectl, "together", at_least=kept + 80)
+    status = kubectl.status("together")
+    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.story("together")
+    assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")} == before
+    assert {pod["status"]["containerStatuses"][0]["restartCount"] for pod in kubectl.pods("together")} == {0}
+    why = status["attempts"][0]["lastRestartInPlace"]
+    assert why.startswith(f"rank 1 (pod {victim} "), why
+    assert "was killed by signal 9" in why
+    kubectl("delete", "pod", victim, "--wait=false")
+    kubectl.wait_for("{.status.attempt}=2", "together")
+    kubectl.wait("Running", "together")
+    assert first_step(kubectl, "together", attempt=2) >= kept + 80
+    end_soon(kubectl, "together")
+
+
 def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:
     kubectl.apply(long_job("pause"))
     train_until_a_checkpoint(kubectl, "pause")

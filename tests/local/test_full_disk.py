@@ -14,7 +14,7 @@ FULL = "No space left on device"
 
 
 def until_all_agents_have_written(run: Run) -> None:
-    """Wait for the termination messages of both pods: a disk that is full before an agent first writes has no room for them."""
+    """Wait for the termination messages of both pods: a disk that is full before an agent first writes has no room."""
     until_it_trains(run)
 
     def written() -> bool:

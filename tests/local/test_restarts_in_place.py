@@ -1,10 +1,14 @@
 """Ranks that start again in their pod, through `disttrain run`: real ranks, a real kill, and no step that differs."""
 
+import contextlib
 import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+import psutil
+import pytest
 
 from tests.builders import a_claim_template
 
@@ -17,8 +21,8 @@ HELD_AFTER = SEEN + 4
 """Batches: some are read ahead, and a step is logged late."""
 
 
-def job(place: Workplace, released: Path) -> Path:
-    """Two ranks in one pod, which come to a step between two checkpoints and wait for the file there."""
+def job(place: Workplace, released: Path, pods: int = 1) -> Path:
+    """Two ranks, in one pod or in two, which come to a step between two checkpoints and wait for the file there."""
     shutil.copy(Path(__file__).with_name("held_data.py"), place.folder)
     config = {"samples": HELD_AFTER * BATCH, "file": str(released)}
     training: dict[str, Any] = {
@@ -30,7 +34,7 @@ def job(place: Workplace, released: Path) -> Path:
         "model": {"name": "mlp", "config": {"inputSize": 64, "outputSize": 10}},
     }
     return place.write(
-        workers={"replicas": 1, "processesPerPod": 2},
+        workers={"replicas": pods, "processesPerPod": 2 // pods},
         training=training,
         storage=a_claim_template(),
         runPolicy={"restartStrategy": "InPlace"},
@@ -83,3 +87,49 @@ def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_wi
     assert f"resuming after step {2 * INTERVAL} " in log
     assert "restartsInPlace" not in other.status["attempts"][0]
     assert not run.left()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_the_curve_is_that_of_a_run_without_the_kill(
+    workplace: Workplace, victim: int
+) -> None:
+    released = workplace.folder / "released"
+    run = workplace.start(job(workplace, released, pods=2))
+    run.until(lambda: is_held(run), "it waits behind its second checkpoint")
+    former = ranks_of(run)
+    agents = [rank.ppid() for rank in former]
+    former[victim].kill()
+    run.until(lambda: is_next_life(run, former, agents), "both ranks have started again below the same agents")
+    released.touch()
+    assert run.wait() == 0, run.stderr
+
+    undisturbed = workplace.beside("undisturbed")
+    other = undisturbed.run(job(undisturbed, released, pods=2))
+    assert other.exit_code == 0, other.stderr
+    assert curve(run) == curve(other)
+    assert sorted(curve(run)) == list(range(1, STEPS + 1))
+
+    status = run.status
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
+    (attempt,) = status["attempts"]
+    assert attempt["restartsInPlace"] == 1
+    assert attempt["lastRestartInPlace"].startswith(f"rank {victim} (pod ")
+    assert f"-worker-{victim}-a1)" in attempt["lastRestartInPlace"]
+    assert attempt["lastRestartInPlace"].endswith("was killed by signal 9")
+    assert f"[agent] restart 1 in place: rank {victim} failed" in run.log(0, attempt=1)
+    assert f"resuming after step {2 * INTERVAL} " in run.log(0, attempt=1)
+    assert not run.left()
+
+
+def ranks_of(run: Run) -> list[psutil.Process]:
+    """The processes of both ranks, as far as they are there."""
+    return [rank for rank in (run.find("rank 0"), run.find("rank 1")) if rank is not None]
+
+
+def is_next_life(run: Run, former: list[psutil.Process], agents: list[int]) -> bool:
+    """Whether both ranks have started again, below the agents that they had."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        now = ranks_of(run)
+        new = len(now) == len(former) == 2 and not {rank.pid for rank in now} & {rank.pid for rank in former}
+        return new and [rank.ppid() for rank in now] == agents
+    return False

@@ -199,14 +199,13 @@ GENERAL_REFUSALS = (
     ),
     *(
         Refusal(
-            "InPlaceNeedsOnePod",
+            "InPlaceNeedsTraining",
             "spec.runPolicy.restartStrategy",
-            "`restartStrategy` InPlace needs `training`, `workers.replicas` 1, restartPolicy Gang and no"
-            " `parameterServers`: use Recreate, or change these",
+            "`restartStrategy` InPlace needs `training`, restartPolicy Gang and no `parameterServers`: use"
+            " Recreate, or change these",
             spec,
         )
         for spec in (
-            {"runPolicy": IN_PLACE},
             untrained(own_program(), runPolicy=IN_PLACE),
             {"workers": ONE, "runPolicy": IN_PLACE | {"restartPolicy": "Never"}},
             {
@@ -350,6 +349,7 @@ GENERAL_ACCEPTED: dict[str, Mapping[str, Any]] = {
         "workers": ONE,
         "runPolicy": IN_PLACE | {"failurePolicy": {"rules": [DRAINED]}},
     },
+    "ranks of several pods that restart in place": {"runPolicy": IN_PLACE},
     "a gang behind the gate": placement(gangScheduler="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
     "a gang in a queue": placement(gangScheduler="Kueue", queueName="mine"),
     "a topology without a gang": placement(topology={"preferred": "a/rack"}),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from disttrain_agent.restart import Limits
 from disttrain_api.agent_token import agent_token
+from disttrain_api.attempt_key import attempt_key
 from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.errors import DisttrainError
 from disttrain_api.names import DEFAULT_GRACE_SECONDS, REPORTS_FOLDER, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
@@ -35,15 +36,27 @@ class PodEnvironment:
     """Where the agent answers; None: nowhere."""
     restarts_in_place: Limits | None = None
     """How often ranks that fail may start again in this pod; None: a failure ends the pod."""
+    workers: int = 1
+    """Pods of the job."""
+    gang_port: int | None = None
+    """Where worker 0's agent takes the connections of the others; None: nowhere."""
 
     @property
     def agent_token(self) -> str | None:
         """The token of the agent's API; None if the pod has no readable token of its job."""
+        return agent_token(token) if (token := self._job_token) else None
+
+    @property
+    def gang_key(self) -> bytes | None:
+        """What the agents of this attempt prove to each other; None if the pod has no readable token of its job."""
+        return attempt_key(token, "gang", self.job_uid, self.attempt) if (token := self._job_token) else None
+
+    @property
+    def _job_token(self) -> str:
         try:
-            token = self.config.with_name(TOKEN_FILE).read_text().strip()
+            return self.config.with_name(TOKEN_FILE).read_text().strip()
         except (OSError, ValueError):
-            return None
-        return agent_token(token) if token else None
+            return ""
 
     @property
     def on_loopback(self) -> bool:
@@ -66,8 +79,8 @@ class PodEnvironment:
         first = self.node_rank * self.ranks_here
         return range(first, first + self.ranks_here)
 
-    def of_rank(self, rank: int) -> dict[str, str]:
-        """The whole environment of one rank."""
+    def of_rank(self, rank: int, generation: int = 0) -> dict[str, str]:
+        """The whole environment of one rank. generation: how often the ranks of this attempt have started before."""
         local = {
             Env.RANK: str(rank),
             Env.LOCAL_RANK: str(rank - self.ranks.start),
@@ -75,6 +88,8 @@ class PodEnvironment:
             Env.GROUP_RANK: str(self.node_rank),
             Env.REPORT_DIR: str(self.report_dir),
         }
+        if self.restarts_in_place is not None:
+            local[Env.GENERATION] = str(generation)
         defaults = {"PYTHONUNBUFFERED": "1"}
         if self.ranks_here > 1:
             # As torchrun does: every rank would otherwise start a thread per core of the node.
@@ -124,6 +139,8 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironmen
         attempt=_integer(variables, Env.ATTEMPT, minimum=0, default=0),
         agent_port=_integer(variables, Env.AGENT_PORT, minimum=1, default=0) or None,
         restarts_in_place=_limits(variables),
+        workers=world_size // ranks_here,
+        gang_port=_integer(variables, Env.GANG_PORT, minimum=1, default=0) or None,
     )
 
 

@@ -67,7 +67,7 @@ def listen(
     if pod.agent_port is None or token is None:
         return None
     try:
-        opened = _open(pod.agent_port, loopback=pod.on_loopback)
+        opened = open_port(pod.agent_port, loopback=pod.on_loopback)
     except (OSError, OverflowError) as error:
         log(f"cannot listen on port {pod.agent_port}: {error}; nobody can ask how the ranks are")
         return None
@@ -75,7 +75,8 @@ def listen(
     return Listener(opened, look, token, limits or Limits())
 
 
-def _open(port: int, *, loopback: bool) -> socket.socket:
+def open_port(port: int, *, loopback: bool) -> socket.socket:
+    """Return a socket that listens, on the loopback interface alone or on all. Raises OSError or OverflowError."""
     if loopback:
         return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():

@@ -123,11 +123,11 @@ class Processes:
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
-    def start(self, pod: PodEnvironment, command: Sequence[str], start: Start) -> None:
+    def start(self, pod: PodEnvironment, command: Sequence[str], start: Start, generation: int = 0) -> None:
         """Start every rank of the pod. Those of a former life have ended."""
         self.ranks = []
         for rank in pod.ranks:
-            process = RankProcess(rank, command, pod.of_rank(rank), start)
+            process = RankProcess(rank, command, pod.of_rank(rank, generation), start)
             self.ranks.append(process)
             self._loop.add_reader(process._pipe, self._read, process)
 

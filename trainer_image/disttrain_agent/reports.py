@@ -119,7 +119,7 @@ class TerminationMessage:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written: str | None = None
+        self._written = ""
         # Now: a disk can fill up before there is anything to report. Empty, it leaves the kubelet the end of the log.
         _reserve(path, MAX_TERMINATION_MESSAGE_BYTES)
 
@@ -129,10 +129,9 @@ class TerminationMessage:
         failure: RankFailure | None = None,
         restarts_in_place: RestartsInPlace | None = None,
     ) -> None:
-        """Write them if they changed. Without a place for them the pod still works."""
-        if progress is None and failure is None and restarts_in_place is None:
-            return
-        text = encode_pod_report(PodReport(progress=progress, failure=failure, restarts_in_place=restarts_in_place))
+        """Write it if it changed. Without a place for it the pod still works."""
+        report = PodReport(progress=progress, failure=failure, restarts_in_place=restarts_in_place)
+        text = "" if report == PodReport() else encode_pod_report(report)
         if text == self._written:
             return
         # In place: the file is a bind mount of the kubelet's and cannot be renamed over. It is cut off last: on a full

@@ -46,6 +46,19 @@ async def wait_for_address(
         await asyncio.sleep(_RETRY_SECONDS)
 
 
+async def addresses(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, in the order in which to try them. Raises OSError where it has none."""
+    found: list[str] = []
+
+    def lookup(name: str) -> None:
+        found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM))
+
+    error = await _try(host, lookup)
+    if error is not None or not found:
+        raise OSError(f"{host} has no address")
+    return found
+
+
 async def _try(host: str, lookup: Lookup) -> Exception | None:
     """Do one look-up in a thread that is never joined, because a look-up of the C library cannot be interrupted."""
     loop = asyncio.get_running_loop()

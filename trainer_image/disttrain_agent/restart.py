@@ -1,12 +1,11 @@
-"""Whether the ranks of a pod start again in it after a failure, or the pod ends and the operator judges it. Pure."""
+"""Whether ranks start again in their pods after a failure, or the pods end and the operator judges them. Pure."""
 
 import signal
 from dataclasses import dataclass
 
-from disttrain_agent.verdict import RankEnd
 from disttrain_api.backoff import backoff_seconds
 from disttrain_api.names import PERMANENT, ExitCode, exit_reason
-from disttrain_api.report import FailureSignature
+from disttrain_api.report import FailureSignature, RankFailure
 
 # Another node may have what is missing here, or another attempt does what this one may not.
 _NEEDS_ANOTHER_POD = frozenset(
@@ -33,13 +32,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Failure:
-    """How the ranks of a pod have ended, of which at least one has failed."""
+    """How the ranks of a job have ended, of which at least one has failed."""
 
-    cause: RankEnd
+    cause: RankFailure
     checkpoint: int | None = None
     """Step of the newest checkpoint that they have reported. None: of none."""
     out_of_memory: bool = False
-    """The kernel has killed a process of the pod for want of memory."""
+    """The kernel has killed a process of its pod for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,11 @@ class Leave:
 
 def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
     """Return what follows from a failure in a pod that nobody has asked to stop."""
-    if (why := _hopeless(failure)) is not None:
+    if (why := hopeless(failure)) is not None:
         return Leave(why)
     if failure.checkpoint is not None and (record.checkpoint is None or failure.checkpoint > record.checkpoint):
         record = Record(record.restarts, checkpoint=failure.checkpoint)
-    error = failure.cause.report.error if failure.cause.report is not None else None
-    signature = error.signature if error is not None else None
+    signature = failure.cause.signature
     if signature is not None and signature.repeats(record.signature):
         return Leave(f"{signature.error} came again, and no step was done in between", repeated=True)
     if record.since_checkpoint >= limits.restarts:
@@ -89,9 +87,9 @@ def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
     return Restart(backoff_seconds(count, limits.backoff_seconds), next_record)
 
 
-def _hopeless(failure: Failure) -> str | None:
+def hopeless(failure: Failure) -> str | None:
     """Return why ranks that start again in this pod would fail again, or may not; None: they may."""
-    code = failure.cause.code
+    code = failure.cause.exit_code
     if code in PERMANENT:
         return f"{exit_reason(ExitCode(code))} is final"
     if code in _NEEDS_ANOTHER_POD:

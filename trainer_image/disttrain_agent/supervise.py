@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.gang.join import Gang, join_gang
+from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.memory_kills import memory_kills
@@ -22,10 +24,10 @@ from disttrain_agent.output import log
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
-from disttrain_agent.restart import Failure, Leave, Record, after
+from disttrain_agent.restart import Failure, hopeless
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
-from disttrain_api.names import ExitCode, exit_reason
+from disttrain_api.names import PERMANENT, ExitCode, exit_reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 from disttrain_api.times import timestamp
 
@@ -49,6 +51,8 @@ class Timing:
     """Between two looks at the ranks' reports."""
     orphans: float = 0.02
     """Between two looks for what ranks have left behind."""
+    gang: float = 60.0
+    """After the first failure of a gang: until then all pods must have ended their ranks, or none starts again."""
 
     def kill_after(self, grace: float) -> float:
         """Return when ranks that were asked to end are killed, counted from the begin of the pod's grace period."""
@@ -69,6 +73,8 @@ class _Life:
     """They were sent SIGTERM."""
     kill_at: float | None = None
     done_since: float | None = None
+    stopped_by_gang: bool = False
+    """They were sent SIGTERM because ranks of another pod had failed."""
 
     @property
     def failed(self) -> list[RankEnd]:
@@ -95,7 +101,7 @@ class Supervisor:
         self._processes = Processes(self._rank_ended)
         self._life = _Life()
         self._stop_at: float | None = None
-        self._record = Record()
+        self._gang: Gang | None = None
         self._restarts: RestartsInPlace | None = None
         self._repeated = False
 
@@ -111,6 +117,7 @@ class Supervisor:
         listener = None
         try:
             self._reports.prepare()
+            self._gang = join_gang(self._pod, self._timing.collect, self._timing.gang, self._changed.set, log)
             self._start_ranks(self._start)
             listener = listen(self._pod, Look(self._pod, self._processes, self._reports, lambda: self._restarts), log)
             while True:
@@ -125,13 +132,16 @@ class Supervisor:
         finally:
             if listener is not None:
                 listener.close()
+            if self._gang is not None:
+                self._gang.close()
             if self._zygote is not None:
                 self._zygote.close()
 
     def _start_ranks(self, start: Start) -> None:
         """Raises OSError where they cannot be started."""
         self._life = _Life(memory_kills())
-        self._processes.start(self._pod, self._command, start)
+        generation = self._gang.generation if self._gang is not None else 0
+        self._processes.start(self._pod, self._command, start, generation)
         ranks = self._pod.ranks
         log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -150,34 +160,69 @@ class Supervisor:
     async def _ready_to_restart(self) -> bool:
         """Prepare another life of the ranks, which have all ended, where one is to follow; returns whether it may begin
         now. Raises OSError as `Reports.prepare`."""
-        limits, cause = self._pod.restarts_in_place, first_cause(self._life.ends)
-        if limits is None or cause is None or self._stop_at is not None:
+        gang, failure = self._gang, self._pod_failure()
+        if gang is None or failure is None or self._stop_at is not None:
             return False
-        killed, now = self._life.memory_kills, memory_kills()
-        out_of_memory = killed is not None and now is not None and now > killed
-        follows = after(Failure(cause, self._reports.checkpoint, out_of_memory), self._record, limits)
-        if isinstance(follows, Leave):
-            log(f"no restart in place: {follows.why}")
-            self._repeated = follows.repeated
-            return False
-        self._record = follows.record
-        self._restarts = RestartsInPlace(
-            count=follows.record.restarts,
-            time=self._life.failed_time,
-            pause_seconds=follows.pause_seconds,
-            failure=cause.as_failure().model_copy(update={"log_tail": None}),
-        )
-        pause = f" after {follows.pause_seconds} s" if follows.pause_seconds else ""
-        log(f"restart {follows.record.restarts} in place{pause}: rank {cause.rank} failed")
+        self._leave_where_hopeless(gang, failure)
         spared = self._zygote.pid if self._zygote is not None else None
-        while self._processes.kill_orphans(spared) and self._stop_at is None:
-            await self._until_changed(self._timing.orphans)
-        self._reports.begin_again()
-        self._message.write(self._reports.progress(), None, self._restarts)
-        at = self._loop.time() + follows.pause_seconds
-        while self._stop_at is None and (left := at - self._loop.time()) > 0:
-            await self._until_changed(left)
+        while self._in_gang and self._processes.kill_orphans(spared):
+            await self._until_gang_changed(gang, self._timing.orphans)
+        generation = gang.generation
+        if self._in_gang:
+            gang.ended(failure)
+        while self._in_gang:
+            if (decided := gang.restarts) is not None and decided != self._restarts:
+                # Now, not when they start: there may be a pause.
+                pause = f" after {decided.pause_seconds:g} s" if decided.pause_seconds else ""
+                log(f"restart {decided.count} in place{pause}: rank {decided.failure.rank} failed")
+                self._restarts = decided
+                self._reports.begin_again()
+                self._message.write(self._reports.progress(), None, self._restarts)
+            if gang.generation != generation:
+                break
+            await self._until_gang_changed(gang, self._timing.report)
+        if gang.left is not None:
+            log(f"no restart in place: {gang.left.why}")
+            own, former = failure.cause.signature, gang.left.repeated
+            self._repeated = own is not None and own.repeats(former)
+            return False
+        if not self._pod.is_master:
+            self._reports.begin_again()
+            self._message.write(self._reports.progress())
         return self._stop_at is None
+
+    async def _until_gang_changed(self, gang: Gang, seconds: float) -> None:
+        """Wait until something happens in the gang or is due there, but no longer."""
+        if gang.due is not None:
+            seconds = max(0.0, min(seconds, gang.due - self._loop.time()))
+        await self._until_changed(seconds)
+        gang.tick()
+
+    @property
+    def _in_gang(self) -> bool:
+        """Whether ranks may start again."""
+        return self._gang is not None and self._gang.left is None and self._stop_at is None
+
+    def _pod_failure(self) -> PodFailure | None:
+        """How the ranks of this pod have failed, for the gang; None: they have not."""
+        ends, killed, now = self._life.ends, self._life.memory_kills, memory_kills()
+        cause = first_cause(ends)
+        if cause is None:
+            return None
+        if cause.signaled and cause.code not in PERMANENT:
+            cause = first_cause([end for end in ends if not end.signaled]) or cause
+        return PodFailure(
+            cause=cause.as_failure().model_copy(update={"log_tail": None}),
+            signaled=cause.signaled,
+            out_of_memory=killed is not None and now is not None and now > killed,
+            checkpoint=self._reports.checkpoint,
+        )
+
+    def _leave_where_hopeless(self, gang: Gang, failure: PodFailure) -> None:
+        """Tell the gang at once of a failure that ends the pod, unless it follows from another pod's."""
+        why = hopeless(Failure(failure.cause, out_of_memory=failure.out_of_memory))
+        if why is not None and not failure.signaled:
+            gang.leave(why)
 
     async def _address_known(self) -> bool:
         limit = self._timing.own_name if self._pod.is_master else LIMIT_SECONDS
@@ -190,7 +235,9 @@ class Supervisor:
 
     def _step(self, now: float) -> float:
         """Do what is due; answers with the seconds until something else may be."""
-        timing, life = self._timing, self._life
+        timing, life, gang = self._timing, self._life, self._gang
+        if gang is not None:
+            gang.tick()
         if not life.stopping:
             self._stop_ranks(now)
         if life.kill_at is not None and now >= life.kill_at:
@@ -205,17 +252,25 @@ class Supervisor:
             life.done_since = life.done_since or now
             if life.kill_at is None and now >= life.done_since + timing.tear_down:
                 life.kill_at = now
-        due = [at for at in (life.kill_at, self._collected_at()) if at is not None]
+        due_in_gang = gang.due if gang is not None else None
+        due = [at for at in (life.kill_at, self._collected_at(), due_in_gang) if at is not None]
         return max(0.01, min([timing.report, *(at - now for at in due)]))
 
     def _stop_ranks(self, now: float) -> None:
-        """Send SIGTERM once, when the pod must stop or a rank has failed."""
-        life, collected_at = self._life, self._collected_at()
+        """Send SIGTERM once, when the pod must stop or a rank has failed, here or in another pod."""
+        life, collected_at, gang = self._life, self._collected_at(), self._gang
         if self._stop_at is not None:
             life.kill_at = self._stop_at + self._timing.kill_after(self._pod.grace_seconds)
         elif collected_at is not None and now >= collected_at:
             life.kill_at = now + self._timing.peer_grace
             log(f"stopping ranks {_names(self._processes.alive)} because rank {life.failed[0].rank} failed")
+            if gang is not None and (failure := self._pod_failure()) is not None:
+                self._leave_where_hopeless(gang, failure)
+                gang.failed()
+        elif gang is not None and gang.must_stop:
+            life.kill_at = now + self._timing.peer_grace
+            life.stopped_by_gang = True
+            log(f"stopping ranks {_names(self._processes.alive)} because a rank of another pod failed")
         else:
             return
         life.stopping = True
@@ -251,6 +306,8 @@ class Supervisor:
             return
         log(f"{signal.Signals(number).name}: stopping")
         self._stop_at = self._loop.time()
+        if self._gang is not None:
+            self._gang.leave(f"{signal.Signals(number).name} to the pod")
         self._changed.set()
 
     def _is_done(self, rank: int) -> bool:
@@ -266,7 +323,14 @@ class Supervisor:
         cause = first_cause(self._life.ends)
         if cause is None or (self._stopped_first and cause.code in (ExitCode.STOPPED, ExitCode.PEER_LOST)):
             return None
+        if self._ended_for_gang(cause):
+            why = "its agent stopped it, since ranks of another pod had failed"
+            return _own_failure(cause.rank, ExitCode.PEER_LOST, why)
         return cause.as_failure().model_copy(update={"repeated": self._repeated})
+
+    def _ended_for_gang(self, cause: RankEnd) -> bool:
+        """Whether no rank of this pod had failed by itself."""
+        return self._life.stopped_by_gang and cause.signaled and cause.code not in PERMANENT
 
     @property
     def _stopped_first(self) -> bool:
@@ -275,7 +339,9 @@ class Supervisor:
         return self._stop_at is not None and (failed_at is None or self._stop_at <= failed_at)
 
     def _end(self) -> int:
-        code = exit_code(self._life.ends, stopped=self._stopped_first)
+        cause, code = first_cause(self._life.ends), exit_code(self._life.ends, stopped=self._stopped_first)
+        if cause is not None and not self._stopped_first and self._ended_for_gang(cause):
+            code = ExitCode.PEER_LOST
         self._message.write(self._reports.progress(), self._failure(), self._restarts)
         log(f"exit code {code}")
         return code

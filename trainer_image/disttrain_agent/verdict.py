@@ -80,22 +80,29 @@ class RankEnd:
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     """Return the rank whose failure explains the others, of ranks in the order of their ends; None without a
     failure."""
-    failed = [(_distance(end), place, end) for place, end in enumerate(ends) if not end.succeeded]
+    failed = [
+        (distance(end.code, end.signal, signaled=end.signaled), place, end)
+        for place, end in enumerate(ends)
+        if not end.succeeded
+    ]
     return min(failed, key=lambda entry: entry[:2])[2] if failed else None
 
 
-def _distance(end: RankEnd) -> int:
-    """Smaller is nearer to the cause."""
-    if end.code in PERMANENT:
+def distance(code: int | None, killed_by: int | None, *, signaled: bool) -> int:
+    """Return how far a failure is from the first cause, by its exit code and signal; smaller is nearer.
+
+    signaled: the agent had sent the rank a signal before.
+    """
+    if code in PERMANENT:
         return 0
-    if end.code == ExitCode.PEER_LOST:
+    if code == ExitCode.PEER_LOST:
         return 5
-    if end.code == ExitCode.STOPPED or (end.signaled and end.signal is not None):
+    if code == ExitCode.STOPPED or (signaled and killed_by is not None):
         return 4
-    if end.signal == signal.SIGKILL:
+    if killed_by == signal.SIGKILL:
         return 1
     # gloo and NCCL abort the survivors of a dead peer.
-    return 3 if end.signal == signal.SIGABRT else 2
+    return 3 if killed_by == signal.SIGABRT else 2
 
 
 def exit_code(ends: Sequence[RankEnd], *, stopped: bool) -> int:

@@ -26,8 +26,8 @@ def _in_place(spec: JobSpec) -> bool:
 
 
 def _may_restart_in_place(spec: JobSpec) -> bool:
-    alone = spec.workers.replicas == 1 and spec.parameter_servers is None
-    return spec.training is not None and alone and spec.run_policy.restart_policy is RestartPolicy.GANG
+    trained = spec.training is not None and spec.parameter_servers is None
+    return trained and spec.run_policy.restart_policy is RestartPolicy.GANG
 
 
 def _judges_ranks(spec: JobSpec) -> bool:
@@ -76,18 +76,17 @@ FAILURE_RULES = (
         reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.restartPolicy"),
     ),
     Rule(
-        id="InPlaceNeedsOnePod",
+        id="InPlaceNeedsTraining",
         path="spec.runPolicy.restartStrategy",
-        sentence="`restartStrategy` InPlace needs `training`, `workers.replicas` 1, restartPolicy Gang and no"
-        " `parameterServers`: use Recreate, or change these",
+        sentence="`restartStrategy` InPlace needs `training`, restartPolicy Gang and no `parameterServers`: use"
+        " Recreate, or change these",
         check=lambda spec: when(_in_place(spec) and not _may_restart_in_place(spec)),
-        cel="self.runPolicy.restartStrategy != 'InPlace' || (has(self.training) && self.workers.replicas == 1"
+        cel="self.runPolicy.restartStrategy != 'InPlace' || (has(self.training)"
         " && !has(self.parameterServers) && self.runPolicy.restartPolicy == 'Gang')",
         reads=(
             "spec.runPolicy.restartStrategy",
             "spec.runPolicy.restartPolicy",
             "spec.training",
-            "spec.workers.replicas",
             "spec.parameterServers",
         ),
     ),

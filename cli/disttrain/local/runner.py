@@ -192,13 +192,13 @@ class LocalRun:
     def _site(self, spec: JobSpec) -> Site:
         servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
         agents = spec.workers.replicas if spec.training is not None else 0
-        master, *others = free_ports(1 + servers + agents)
+        master, gang, *others = free_ports(2 + servers + agents)
         return Site(
             trainer_image="",
             token=self._token,
             config_dir=str(self.folder.config),
             storage_dir=str(self.folder.storage(spec.storage)),
-            loopback=Loopback(master, tuple(others[:servers]), tuple(others[servers:])),
+            loopback=Loopback(master, tuple(others[:servers]), tuple(others[servers:]), gang),
         )
 
     async def _create(self, job: Job, action: CreatePod) -> None:

@@ -93,7 +93,7 @@ def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
     status = learn(job.status, observed, now)
     if not isinstance(job, ReadableJob):
         return status
-    status = learn_restarts(status, observed, job.spec.run_policy)
+    status = learn_restarts(status, observed, job.spec)
     return mark_succeeded(status, members_as_text(Gang(job.spec, status, observed).succeeded))
 
 

@@ -49,7 +49,7 @@ def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
 
 
 def _speaks(pod: PodFacts, uid: str) -> bool:
-    """Whether the pod of this uid still runs: of one that has ended its termination message is newer than any answer."""
+    """Whether the pod of this uid still runs: once it has ended, its termination message is newer than any answer."""
     return pod.uid == uid and pod.program_started and pod.program_alive
 
 

@@ -1,11 +1,11 @@
-"""Restarts of ranks in their pod, as its agent tells them: in the attempt, as an Event, and since when it recovers."""
+"""Restarts of ranks in their pods, as an agent reports them: in attempts, as Events, and since when a job recovers."""
 
 from datetime import datetime
 
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, cut
-from disttrain_api.names import Reason
+from disttrain_api.names import Reason, Role
 from disttrain_api.report import RestartsInPlace
-from disttrain_api.run_policy import RunPolicy
+from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.attempt_history import in_attempt, note_restarts_in_place
@@ -14,13 +14,14 @@ from disttrain_operator.decide.observed import Observed, PodFacts
 from disttrain_operator.decide.verdict import words_of_rank
 
 
-def learn_restarts(status: JobStatus, observed: Observed, policy: RunPolicy) -> JobStatus:
+def learn_restarts(status: JobStatus, observed: Observed, spec: JobSpec) -> JobStatus:
     """The status with how often the ranks of the current attempt have started again in their pod, and why."""
     found = _newest(status, observed)
     if found is None or found[1].count <= _count(status):
         return status
-    pod, restarts = found
-    why = words_of_rank(restarts.failure, pod, quoted=policy.failure_log_in_status)
+    reporting, restarts = found
+    pod = _pod_of(restarts.failure.rank, reporting, observed, spec)
+    why = words_of_rank(restarts.failure, pod, quoted=spec.run_policy.failure_log_in_status)
     return note_restarts_in_place(status, restarts.count, cut(why, MAX_MESSAGE_BYTES))
 
 
@@ -39,7 +40,7 @@ def failed_at(before: JobStatus, status: JobStatus, observed: Observed) -> datet
 
 
 def _newest(status: JobStatus, observed: Observed) -> tuple[PodFacts, RestartsInPlace] | None:
-    """The pod of the current attempt whose ranks have started again, with what is known of that."""
+    """The pod of the current attempt whose agent reports that ranks have started again, with what it reports."""
     if not in_attempt(status):
         return None
     live, found = observed.live, []
@@ -51,6 +52,12 @@ def _newest(status: JobStatus, observed: Observed) -> tuple[PodFacts, RestartsIn
         if live is not None and live.restarts_in_place is not None and live.pod_uid == pod.uid:
             found.append((pod, live.restarts_in_place))
     return max(found, key=lambda entry: entry[1].count, default=None)
+
+
+def _pod_of(rank: int, reporting: PodFacts, observed: Observed, spec: JobSpec) -> PodFacts:
+    """The pod of a rank of the reporting pod's attempt; worker 0's agent reports the failures of all workers."""
+    place = reporting.attempt, Role.WORKER, rank // spec.workers.ranks_per_pod
+    return next((pod for pod in observed.pods if (pod.attempt, pod.role, pod.index) == place), reporting)
 
 
 def _grew(before: JobStatus, status: JobStatus) -> bool:

@@ -7,7 +7,7 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_FILE, Env, Role
 from disttrain_api.run_policy import RestartStrategy
 from disttrain_api.spec import JobSpec
-from disttrain_operator.plan.identity import agent_port, child_name, pod_name, port
+from disttrain_operator.plan.identity import agent_port, child_name, gang_port, pod_name, port
 from disttrain_operator.plan.site import PlannedJob, Site
 from disttrain_operator.plan.template_defaults import literals
 
@@ -47,6 +47,8 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     if spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE:
         environment[Env.RESTARTS_IN_PLACE] = str(spec.run_policy.max_restarts)
         environment[Env.RESTART_BACKOFF_SECONDS] = str(spec.run_policy.restart_backoff_seconds)
+    if (answers_at := gang_port_of(job, spec, site)) is not None:
+        environment[Env.GANG_PORT] = str(answers_at)
     if spec.storage is not None:
         environment[Env.STORAGE] = spec.storage.url or site.storage_dir
     if spec.parameter_servers is not None:
@@ -83,6 +85,13 @@ def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: 
         return agent_port(job.uid, spec.workers.template)
     ports = site.loopback.agent_ports
     return ports[index] if index < len(ports) else None
+
+
+def gang_port_of(job: PlannedJob, spec: JobSpec, site: Site) -> int | None:
+    """Return the port on which worker 0's agent leads restarts in place; None where it has no other pods to lead."""
+    if spec.run_policy.restart_strategy is not RestartStrategy.IN_PLACE or spec.workers.replicas == 1:
+        return None
+    return gang_port(job.uid, spec.workers.template) if site.loopback is None else site.loopback.gang_port
 
 
 def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> dict[str, str]:

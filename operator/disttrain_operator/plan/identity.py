@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, HOST_PORTS, MASTER_PORT, PS_PORT, Label, Role
+from disttrain_api.names import AGENT_PORT, GANG_PORT, HOST_AGENT_PORTS, HOST_PORTS, MASTER_PORT, PS_PORT, Label, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.plan.site import PlannedJob
 
@@ -70,6 +70,14 @@ def port(role: Role, uid: str, template: Mapping[str, Any]) -> int:
 def agent_port(uid: str, template: Mapping[str, Any]) -> int:
     """Return the port on which the agent of a pod with this template answers."""
     return host_agent_port(uid) if on_host_network(template) else AGENT_PORT
+
+
+def gang_port(uid: str, template: Mapping[str, Any]) -> int:
+    """Return the port on which worker 0's agent takes the connections of the other workers' agents.
+
+    On the network of their nodes it is the second one of the job, since no job with servers restarts ranks in place.
+    """
+    return port(Role.PS, uid, template) if on_host_network(template) else GANG_PORT
 
 
 def host_agent_port(uid: str) -> int:

@@ -11,6 +11,7 @@ from disttrain_operator.plan.environment import (
     agent_port_of,
     common_environment,
     default_variables,
+    gang_port_of,
     pod_environment,
     reads_progress,
     takes_variables,
@@ -107,7 +108,9 @@ class RolePlan:
             # With it on the pod the scheduler keeps other pods that listen there off the node.
             opened = [("disttrain", self._host_port)]
             agent = agent_port_of(job, self._spec, self._role, index, self._site)
+            gang = gang_port_of(job, self._spec, self._site)
             opened += [] if agent is None else [("disttrain-agent", agent)]
+            opened += [] if gang is None else [("disttrain-gang", gang)]
             trainer["ports"] = [*(trainer.get("ports") or []), *(_host_port(*entry) for entry in opened)]
         containers = [trainer, *self._pod_spec["containers"][1:]]
         spec = {**self._pod_spec, "hostname": name, "containers": containers}

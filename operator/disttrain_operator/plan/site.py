@@ -46,6 +46,8 @@ class Loopback:
     ps_ports: tuple[int, ...] = ()
     agent_ports: tuple[int, ...] = ()
     """Ports of the workers' agents, by the worker's index. Workers beyond the last one are not asked."""
+    gang_port: int | None = None
+    """Where worker 0's agent leads restarts in place of several pods."""
 
 
 @dataclass(frozen=True)

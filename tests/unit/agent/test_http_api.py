@@ -108,7 +108,8 @@ def test_an_agent_says_where_its_ranks_are(asked: Pod) -> None:
 
 def test_an_agent_says_how_often_its_ranks_have_started_again_and_that_they_have_not_come_back(pod: Pod) -> None:
     port = {Env.AGENT_PORT: str(a_port()), Env.JOB_UID: "uid-1", Env.ATTEMPT: "3"}
-    pod.changes |= port | {Env.RESTARTS_IN_PLACE: "3", Env.RESTART_BACKOFF_SECONDS: "3600"}
+    alone = {Env.NODE_RANK: "0", Env.WORLD_SIZE: "1"}
+    pod.changes |= port | alone | {Env.RESTARTS_IN_PLACE: "3", Env.RESTART_BACKOFF_SECONDS: "3600"}
     (pod.folder / "token").write_text(JOB_TOKEN)
     pod.start("report(step=4, totalSteps=9, loss=0.5, phase='Training'); os.kill(os.getpid(), signal.SIGKILL)")
     pod.until(lambda: "restart 2 in place after 3600 s" in pod.log, "the second restart waits")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from disttrain_agent.reports import Reports, report_path
-from disttrain_api.report import CheckpointReport, RankPhase, RankReport
+from disttrain_agent.reports import Reports, TerminationMessage, report_path
+from disttrain_api.report import CheckpointReport, RankFailure, RankPhase, RankReport
 from disttrain_trainer.runtime.files import rewrite
 
 
@@ -71,3 +71,15 @@ def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_ch
     newer = saved.model_copy(update={"step": 30})
     says(step=30, loss=0.5, checkpoint=newer)
     assert (reports.checkpoint, reports.seconds_since_step(0)) == (30, 0.0)
+
+
+def test_a_failure_that_is_over_leaves_the_termination_message(tmp_path: Path) -> None:
+    """Ranks that start again may fail before their first report, and their pod may be killed then."""
+    path = tmp_path / "termination-log"
+    message = TerminationMessage(path)
+    message.write(None)
+    assert path.read_text() == ""
+    message.write(None, RankFailure(rank=1, exit_code=137, signal=9))
+    assert "137" in path.read_text()
+    message.write(None)
+    assert path.read_text() == ""

@@ -17,11 +17,11 @@ TYPO = FailureSignature(error="NameError", place="/app/model.py:12", step=4, ste
 def failed(code: int = 1, *, signature: FailureSignature | None = None, **facts: Any) -> Failure:
     """How a rank has failed that said this of its error."""
     error = RankError(exit_code=code, reason="RankFailed", message="no", signature=signature)
-    return Failure(RankEnd(rank=1, returncode=code, report=RankReport(rank=1, error=error)), **facts)
+    return Failure(RankEnd(rank=1, returncode=code, report=RankReport(rank=1, error=error)).as_failure(), **facts)
 
 
 def killed(number: int = signal.SIGKILL, **facts: Any) -> Failure:
-    return Failure(RankEnd(rank=1, returncode=-number), **facts)
+    return Failure(RankEnd(rank=1, returncode=-number).as_failure(), **facts)
 
 
 def lives(*failures: Failure, limits: Limits = LIMITS) -> list[int | str]:

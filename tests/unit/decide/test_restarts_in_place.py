@@ -44,6 +44,11 @@ def in_place(**policy: Any) -> World:
     return a_running_world(workers={"replicas": 1, "processesPerPod": 2}, runPolicy=policy)
 
 
+def in_place_of_two_pods() -> World:
+    """A job of two pods with two ranks each, which runs."""
+    return a_running_world(workers={"replicas": 2, "processesPerPod": 2}, runPolicy={"restartStrategy": "InPlace"})
+
+
 def restarted(world: World, count: int = 1, failure: RankFailure = KILLED, ago: float = 0.0) -> RestartsInPlace:
     return RestartsInPlace(count=count, time=timestamp(world.now - timedelta(seconds=ago)), failure=failure)
 
@@ -251,3 +256,13 @@ def test_what_is_not_true_in_a_report_is_no_repetition() -> None:
 def test_restarts_that_cannot_be_are_left_out_and_nothing_else(restarts: Any) -> None:
     found = AgentStatus.model_validate({"jobUid": "u", "attempt": 1, "restartsInPlace": restarts})
     assert found.restarts_in_place is None
+
+
+@pytest.mark.parametrize(("rank", "worker"), [(1, 0), (2, 1), (3, 1), (99, 0)])
+def test_the_failed_rank_is_named_with_its_own_pod_though_worker_0s_agent_reports_it(rank: int, worker: int) -> None:
+    world = in_place_of_two_pods()
+    says(world, trains(40))
+    (event,) = says(world, None, restarted(world, failure=KILLED.model_copy(update={"rank": rank})))
+    why = f"rank {rank} (pod digits-3f9a1-worker-{worker}-a1 on node node1) was killed by signal 9"
+    assert attempt(world).last_restart_in_place == why
+    assert event.message.startswith(why)

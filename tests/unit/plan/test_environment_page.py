@@ -9,7 +9,7 @@ import pytest
 
 from disttrain_agent.environment import read_environment
 from disttrain_api import manifest
-from disttrain_api.names import Env, Role
+from disttrain_api.names import GANG_PORT, HOST_PORTS, Env, Role
 from disttrain_operator.plan.desired import Site, pod
 from tests.builders import a_claim_template, a_job
 from tools.cluster.paths import REPOSITORY
@@ -26,6 +26,7 @@ LOGGED: dict[str, Any] = {
     "workers": {"command": ["train"]},
     "progress": {"totalSteps": 9, "logRules": [{"pattern": "(?P<step>.)"}]},
 }
+IN_PLACE = {"restartStrategy": "InPlace"}
 TRAINED_BY_SERVERS = {"parameterServers": {}, "parallelism": {"dataParallel": {"mode": "ParameterServer"}}}
 
 
@@ -76,7 +77,7 @@ def test_the_page_has_the_variables_of_servers(spec: dict[str, Any], more: set[s
 
 def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     training = {"training": {"preflight": True}}
-    asked = {"storage": a_claim_template(), "workers": {"replicas": 1}, "runPolicy": {"restartStrategy": "InPlace"}}
+    asked = {"storage": a_claim_template(), "workers": {"replicas": 2}, "runPolicy": IN_PLACE}
     layout = {"parallelism": {"dataParallelShardDegree": 2}}
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
     found |= environment(**LOGGED).keys()
@@ -85,7 +86,8 @@ def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
 
 
 def test_the_page_has_the_variables_of_ranks() -> None:
-    config = {name: value for name, value in environment(**ranks(2, 4)).items() if name != "PYTHONUNBUFFERED"}
+    pod_variables = environment(**ranks(2, 4), runPolicy=IN_PLACE)
+    config = {name: value for name, value in pod_variables.items() if name != "PYTHONUNBUFFERED"}
     rank = read_environment(config).of_rank(0)
     laid_over = {name for name, value in rank.items() if config.get(name) != value}
     unchanged = {"LOCAL_WORLD_SIZE", "GROUP_RANK"}
@@ -98,6 +100,20 @@ def test_the_limits_of_restarts_in_place_are_there_where_the_job_asks_for_them()
     assert (found[Env.RESTARTS_IN_PLACE], found[Env.RESTART_BACKOFF_SECONDS]) == ("7", "5")
     others = environment(workers={"replicas": 1}, runPolicy=limits | {"restartStrategy": "Recreate"})
     assert found.keys() - others.keys() == {Env.RESTARTS_IN_PLACE, Env.RESTART_BACKOFF_SECONDS}
+
+
+def test_pods_that_restart_their_ranks_together_know_where_worker_0s_agent_leads_them() -> None:
+    several = environment(workers={"replicas": 2}, runPolicy=IN_PLACE)
+    assert several[Env.GANG_PORT] == str(GANG_PORT)
+    there = {"replicas": 2, "template": {"spec": {"hostNetwork": True}}}
+    job = a_job(workers=there, runPolicy=IN_PLACE)
+    first, second = (pod(job, Role.WORKER, index, 1, SITE)["spec"]["containers"][0] for index in (0, 1))
+    (port,) = (entry["hostPort"] for entry in first["ports"] if entry["name"] == "disttrain-gang")
+    assert {"name": Env.GANG_PORT, "value": str(port)} in second["env"]
+    assert port in HOST_PORTS
+    assert len({entry["hostPort"] for entry in first["ports"]}) == 3, "each has a port of its own"
+    for others in (ranks(1, 2) | {"runPolicy": IN_PLACE}, ranks(2, 1)):
+        assert Env.GANG_PORT not in environment(**others)
 
 
 def test_the_page_names_every_variable_of_the_contract_and_the_values_that_are_constant() -> None:

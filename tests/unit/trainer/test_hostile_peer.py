@@ -115,14 +115,20 @@ def test_ranks_of_a_local_run_listen_on_the_loopback_interface_alone(tmp_path: P
     assert {ip for ip, _ in found} == {"127.0.0.1"}
 
 
-def test_ranks_of_another_attempt_do_not_meet(tmp_path: Path) -> None:
-    """Rank 1 has the token, but is of the attempt before. Red where the key is the same for all attempts."""
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [({"attempt": 1}, {"attempt": 2}), ({"DISTTRAIN_GENERATION": "0"}, {"DISTTRAIN_GENERATION": "1"})],
+    ids=["attempt", "generation"],
+)
+def test_ranks_of_another_attempt_do_not_meet(tmp_path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Rank 1 has the token, but is of the attempt before, or of the generation before in the same attempt. Red where
+    the key is the same for all of them."""
     port = free_port()
     older, newer = tmp_path / "older", tmp_path / "newer"
-    with launch(newer, job(small()), 1, port=port, attempt=2, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2") as rank_0:
+    with launch(newer, job(small()), 1, port=port, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", **now) as rank_0:
         rank_0.wait_until(lambda: ("127.0.0.1", port) in listeners(rank_0))
         environment = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        with launch(older, job(small()), 1, port=port, attempt=1, **environment) as rank_1:
+        with launch(older, job(small()), 1, port=port, **environment, **before) as rank_1:
             errors = older / "rank-1.err"
             sentence = f"rendezvous: 127.0.0.1:{port}: what listens there does not know the token of this attempt"
             rank_1.wait_until(lambda: errors.exists() and sentence in errors.read_text())

@@ -93,15 +93,16 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(found)
 
 
-def test_each_purpose_and_attempt_has_a_key_of_its_own() -> None:
+def test_each_purpose_attempt_and_generation_has_a_key_of_its_own() -> None:
     keys = {
-        attempt_key(token, purpose, uid, attempt)
+        attempt_key(token, purpose, uid, attempt, generation)
         for token in "ab"
         for purpose in ("rendezvous", "parameter server")
         for uid in "uv"
         for attempt in (1, 2)
+        for generation in (0, 1, 2)
     }
-    assert len(keys) == 16
+    assert len(keys) == 48
     with pytest.raises(ValueError, match="empty"):
         attempt_key(" \n", "rendezvous", "u", 1)
 

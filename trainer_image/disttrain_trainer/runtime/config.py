@@ -44,6 +44,8 @@ class Config:
     store_file: Path | None = None
     """File through which the ranks meet instead, where they are all in one pod."""
     attempt: int = 1
+    generation: int = 0
+    """How often the ranks of the attempt have started before."""
     checkpoint_folder: Path | ObjectPath | None = None
     """Where checkpoints, fence and metrics lie; None without storage."""
     metrics_folder: Path | None = None
@@ -118,6 +120,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         local_world_size=local_world_size,
         master=f"{master_host}:{environment.get(Env.MASTER_PORT)}",
         attempt=_number(environment, Env.ATTEMPT, 1),
+        generation=_number(environment, Env.GENERATION, 0),
         checkpoint_folder=checkpoint_folder,
         metrics_folder=Path(metrics_dir) if metrics_dir else beside,
         report_dir=Path(report_dir) if report_dir else None,

@@ -193,7 +193,9 @@ def _rendezvous(config: Config) -> dist.Store:
     host, _, port = config.master.rpartition(":")
     if is_loopback(host):
         stay_on_loopback()
-    key = attempt_key(config.token, "rendezvous", config.job.uid, config.attempt) if config.token else None
+    key = None
+    if config.token:
+        key = attempt_key(config.token, "rendezvous", config.job.uid, config.attempt, config.generation)
     return open_store(Place(host.strip("[]"), int(port), config.rank, config.world_size, key), config.timeout)
 
 

@@ -1,0 +1,113 @@
+"""Another worker's part of a gang: keeps a connection to worker 0's agent."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, follow
+from disttrain_agent.gang.leader import Left
+from disttrain_agent.gang.member import Member
+from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.resolve import addresses
+from disttrain_api.handshake import Refused
+from disttrain_api.report import RestartsInPlace
+
+_AGAIN_SECONDS = 1.0
+
+
+class FollowingAgent:
+    """The gang for the supervisor of this worker's ranks. changed: called when something has come in."""
+
+    restarts: RestartsInPlace | None = None
+    """Worker 0's agent reports them."""
+    due: float | None = None
+    """Nothing is due here: each wait ends with its connection."""
+
+    def __init__(
+        self, changed: Callable[[], None], log: Callable[[str], None], key: bytes, worker: int, workers: int, host: str,
+        port: int,
+    ) -> None:  # fmt: skip
+        self._member, self._changed, self._log = Member(), changed, log
+        self._key, self._worker, self._workers, self._host, self._port = key, worker, workers, host, port
+        self._channel: Channel | None = None
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+
+    @property
+    def generation(self) -> int:
+        return self._member.generation
+
+    @property
+    def must_stop(self) -> bool:
+        return self._member.must_stop
+
+    @property
+    def left(self) -> Left | None:
+        return self._member.left
+
+    def tick(self) -> None:
+        """Nothing is ever due."""
+
+    def failed(self) -> None:
+        """A rank of this pod has failed."""
+        self._member.failed()
+        self._pass_on()
+
+    def ended(self, failure: PodFailure) -> None:
+        """Nothing is left of this pod's ranks and of what they have started."""
+        self._member.ended(failure)
+        self._pass_on()
+
+    def leave(self, why: str) -> None:
+        """No rank starts again."""
+        self._member.leave(why)
+        self._pass_on()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._task.cancel()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _pass_on(self) -> None:
+        orders, self._member.orders = self._member.orders, []
+        if self._channel is not None:
+            for order in orders:
+                self._channel.send(order)
+
+    async def _stay_connected(self) -> None:
+        refused = ""
+        while self._member.left is None:
+            try:
+                await self._connect_and_hear()
+            except (OSError, Refused) as error:
+                if str(error) != refused and isinstance(error, Refused):
+                    refused = str(error)
+                    self._log(f"gang: {self._host}:{self._port}: {error}")
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _connect_and_hear(self) -> None:
+        host = (await addresses(self._host, self._port))[0]
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(host, self._port, limit=MAX_LINE_BYTES), HANDSHAKE_SECONDS
+        )
+        alive = None
+        try:
+            channel = await asyncio.wait_for(
+                follow(reader, writer, self._key, self._worker, self._workers), HANDSHAKE_SECONDS
+            )
+            self._channel = channel
+            self._member.connected()
+            self._pass_on()
+            alive = asyncio.get_running_loop().create_task(channel.stay_alive())
+            while True:
+                self._member.receive(await channel.receive())
+                self._changed()
+        finally:
+            if alive is not None:
+                alive.cancel()
+            with suppress(RuntimeError):
+                writer.transport.abort()
+            if self._channel is not None:
+                self._channel = None
+                self._member.lost()
+                self._changed()

@@ -1,0 +1,66 @@
+"""The part of a pod's agent in its gang."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.gang.follow import FollowingAgent
+from disttrain_agent.gang.lead import LeadingAgent
+from disttrain_agent.gang.leader import Leader, Left
+from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.listen import open_port
+from disttrain_api.report import RestartsInPlace
+
+
+class Gang(Protocol):
+    """All pods of the job, as the supervisor of one pod's ranks sees them."""
+
+    @property
+    def generation(self) -> int:
+        """How often the ranks have started before. It grows when they are to start again."""
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether the ranks of this generation are to end, since one of any pod has failed."""
+
+    @property
+    def left(self) -> Left | None:
+        """Why no rank starts again; None: they may."""
+
+    @property
+    def due(self) -> float | None:
+        """When to call `tick`, as the event loop's time; None: not before something happens."""
+
+    @property
+    def restarts(self) -> RestartsInPlace | None:
+        """What worker 0's agent reports of restarts."""
+
+    def tick(self) -> None: ...
+    def failed(self) -> None: ...
+    def ended(self, failure: PodFailure) -> None: ...
+    def leave(self, why: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def join_gang(
+    pod: PodEnvironment, window: float, patience: float, changed: Callable[[], None], log: Callable[[str], None]
+) -> Gang | None:
+    """Return the gang of a pod; None where its ranks do not start again. window, patience: as of Leader."""
+    if pod.restarts_in_place is None:
+        return None
+    leader = Leader(pod.workers, pod.restarts_in_place, window, patience)
+    if pod.workers == 1:
+        return LeadingAgent(leader, changed, log)
+    key, port = pod.gang_key, pod.gang_port
+    if key is None or port is None:
+        log("no restart in place: the pod has no token of its job, or no port for its gang")
+        return None
+    if not pod.is_master:
+        host = pod.master_address.strip("[]")
+        return FollowingAgent(changed, log, key, pod.node_rank, pod.workers, host, port)
+    try:
+        listener = open_port(port, loopback=pod.on_loopback)
+    except (OSError, OverflowError) as error:
+        log(f"no restart in place: cannot listen on port {port}: {error}")
+        return None
+    return LeadingAgent(leader, changed, log, key, pod.workers, listener)

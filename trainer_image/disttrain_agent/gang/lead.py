@@ -1,0 +1,161 @@
+"""Worker 0's part of a gang: takes the other agents' connections, and passes on what they and its leader say."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, lead
+from disttrain_agent.gang.leader import Leader, Left
+from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+from disttrain_api.handshake import Refused
+from disttrain_api.report import RestartsInPlace
+from disttrain_api.times import timestamp
+from disttrain_api.unproven import Waiting, source_of
+
+_BACKLOG = 256
+
+
+class LeadingAgent:
+    """The gang for the supervisor of worker 0's ranks.
+
+    changed: called when something has come in. listener: None where there are no other pods.
+    """
+
+    def __init__(
+        self, leader: Leader, changed: Callable[[], None], log: Callable[[str], None], key: bytes = b"",
+        workers: int = 1, listener: socket.socket | None = None,
+    ) -> None:  # fmt: skip
+        self._leader, self._changed, self._log = leader, changed, log
+        self._key, self._workers = key, workers
+        self._loop = asyncio.get_running_loop()
+        self._channels: dict[int, Channel] = {}
+        self._unproven: Waiting[asyncio.WriteTransport] = Waiting()
+        self._listening: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+        self._failed = -1, ""
+        """The generation of the last failure, and when its first rank failed."""
+        self.refused = 0
+        """Connections that were no agent's of this attempt."""
+        self.restarts: RestartsInPlace | None = None
+        if listener is not None:
+            listener.setblocking(False)
+            self._listening = self._loop.create_task(self._listen(listener))
+
+    @property
+    def generation(self) -> int:
+        return self._leader.generation
+
+    @property
+    def must_stop(self) -> bool:
+        return self._leader.must_stop
+
+    @property
+    def left(self) -> Left | None:
+        return self._leader.left
+
+    @property
+    def due(self) -> float | None:
+        return self._leader.due
+
+    def tick(self) -> None:
+        """Do what is due."""
+        self._leader.tick(self._loop.time())
+        self._pass_on()
+
+    def failed(self) -> None:
+        """A rank of this pod has failed."""
+        self._leader.failed(0, self.generation, self._loop.time())
+        self._pass_on()
+
+    def ended(self, failure: PodFailure) -> None:
+        """Nothing is left of this pod's ranks and of what they have started."""
+        self._leader.ended(0, self.generation, failure, self._loop.time())
+        self._pass_on()
+
+    def leave(self, why: str) -> None:
+        """No rank starts again."""
+        self._leader.leave(why)
+        self._pass_on()
+
+    def close(self) -> None:
+        """End all connections."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._server is not None:
+            self._server.close()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _pass_on(self) -> None:
+        """Send the leader's orders to all pods, and note what has come of them."""
+        orders, self._leader.orders = self._leader.orders, []
+        for order in orders:
+            for channel in list(self._channels.values()):
+                channel.send(order)
+        if self._leader.due is not None and self._failed[0] != self.generation:
+            self._failed = self.generation, timestamp(datetime.now(UTC))
+        restart = self._leader.restart
+        if restart is not None and (self.restarts is None or self.restarts.count < restart.count):
+            self.restarts = RestartsInPlace(
+                count=restart.count, time=self._failed[1], pause_seconds=restart.pause_seconds, failure=restart.cause
+            )
+        if orders:
+            self._changed()
+
+    async def _listen(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_LINE_BYTES, backlog=_BACKLOG)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hear one connection, until it ends."""
+        worker, channel, alive = -1, None, None
+        address, transport = str((writer.get_extra_info("peername") or ("::",))[0]), writer.transport
+        try:
+            pushed_out = self._unproven.add(transport, source_of(address), self._loop.time())
+            if pushed_out is not None:
+                pushed_out.abort()
+            worker, channel = await asyncio.wait_for(lead(reader, writer, self._key, self._workers), HANDSHAKE_SECONDS)
+            self._unproven.remove(transport)
+            joins = await asyncio.wait_for(channel.receive(), HANDSHAKE_SECONDS)
+            if joins.kind is not Kind.JOINS or not self._leader.joins(worker, joins.generation):
+                if self.left is not None:
+                    channel.send(leaves(joins.generation, self.left.why))
+                raise Refused("it cannot take part now")
+            former, self._channels[worker] = self._channels.get(worker), channel
+            if former is not None:
+                former.close()
+            alive = self._loop.create_task(channel.stay_alive())
+            while True:
+                self._hear(worker, await channel.receive())
+        except (OSError, Refused) as error:
+            if channel is None:
+                self._refuse(address, str(error) or "it has not proved in time that it knows the token of this attempt")
+        finally:
+            self._unproven.remove(transport)
+            if alive is not None:
+                alive.cancel()
+            with suppress(RuntimeError):
+                transport.abort()
+            if channel is not None and self._channels.get(worker) is channel:
+                del self._channels[worker]
+                self._leader.lost(worker)
+                self._pass_on()
+
+    def _hear(self, worker: int, message: Message) -> None:
+        now = self._loop.time()
+        if message.kind is Kind.FAILED:
+            self._leader.failed(worker, message.generation, now)
+        elif message.kind is Kind.ENDED and message.failure is not None:
+            self._leader.ended(worker, message.generation, message.failure, now)
+        elif message.kind is Kind.LEAVES and message.generation == self.generation:
+            self._leader.leave(f"worker {worker}: {message.why}")
+        self._pass_on()
+        self._changed()
+
+    def _refuse(self, address: str, why: str) -> None:
+        self.refused += 1
+        # A flood of them is a few lines.
+        if self.refused & (self.refused - 1) == 0:
+            count = "" if self.refused == 1 else f" ({self.refused} so far)"
+            self._log(f"gang: refused a connection from {address}: {why}{count}")

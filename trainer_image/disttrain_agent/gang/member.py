@@ -1,0 +1,72 @@
+"""What the agent of another pod than worker 0 knows of its gang. Pure."""
+
+from disttrain_agent.gang.leader import Left
+from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+
+
+class Member:
+    """One pod's part. Messages for the leader are in `orders`.
+
+    Whatever keeps the leader from deciding on a failure leaves the gang: the pod then ends as without InPlace.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.left: Left | None = None
+        self.orders: list[Message] = []
+        self._connected = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.must_stop = False
+        self._failed = self._ended = False
+
+    def connected(self) -> None:
+        """There is a new connection to the leader."""
+        self._connected = True
+        self.orders.append(Message(kind=Kind.JOINS, generation=self.generation))
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        self._connected = False
+        if self._failed:
+            self._leave(Left("worker 0's agent is not connected"))
+
+    def receive(self, message: Message) -> None:
+        """The leader says something. What is of another generation is dropped."""
+        if self.left is not None:
+            return
+        if message.kind is Kind.START and self._ended and message.generation == self.generation + 1:
+            self.generation += 1
+            self._begin()
+        elif message.generation == self.generation:
+            if message.kind is Kind.STOP:
+                self.must_stop = True
+            elif message.kind is Kind.LEAVES:
+                self._leave(Left(message.why, message.repeated))
+
+    def failed(self) -> None:
+        """A rank of this pod has failed."""
+        if self.left is not None or self._failed:
+            return
+        self._failed = True
+        if self._connected:
+            self.orders.append(Message(kind=Kind.FAILED, generation=self.generation))
+        else:
+            self._leave(Left("worker 0's agent is not connected"))
+
+    def ended(self, failure: PodFailure) -> None:
+        """Nothing is left of this pod's ranks and of what they have started."""
+        self.failed()
+        if self.left is None and not self._ended:
+            self._ended = True
+            self.orders.append(Message(kind=Kind.ENDED, generation=self.generation, failure=failure))
+
+    def leave(self, why: str) -> None:
+        """No rank starts again."""
+        if self.left is None:
+            self.orders.append(leaves(self.generation, why))
+            self._leave(Left(why))
+
+    def _leave(self, left: Left) -> None:
+        self.left = self.left or left

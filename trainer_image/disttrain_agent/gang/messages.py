@@ -1,0 +1,72 @@
+"""What agents of a gang send each other, as JSON. Pure."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from disttrain_api.base import ApiModel
+from disttrain_api.bounds import cut
+from disttrain_api.report import MAX_SENTENCE, FailureSignature, RankFailure
+
+MAX_BODY_BYTES = 16 * 1024
+"""More than a failure with its longest texts takes."""
+
+
+class Kind(StrEnum):
+    """What a message says."""
+
+    JOINS = "joins"
+    FAILED = "failed"
+    ENDED = "ended"
+    LEAVES = "leaves"
+    STOP = "stop"
+    START = "start"
+    ALIVE = "alive"
+
+
+class _Part(ApiModel):
+    model_config = {**ApiModel.model_config, "extra": "ignore"}
+
+
+class PodFailure(_Part):
+    """How the ranks of a pod have ended, of which at least one has failed."""
+
+    cause: RankFailure
+    signaled: bool = False
+    """Its agent had sent it a signal before."""
+    out_of_memory: bool = False
+    """The kernel has killed a process of the pod for want of memory."""
+    checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Step of the newest checkpoint that its ranks have reported. None: of none."""
+
+
+class Message(_Part):
+    """One message."""
+
+    kind: Kind
+    generation: Annotated[int, Field(ge=0, le=2**31)]
+    failure: PodFailure | None = None
+    """With `ended`."""
+    why: Annotated[str, Field(max_length=MAX_SENTENCE)] = ""
+    """With `leaves`."""
+    repeated: FailureSignature | None = None
+    """With `leaves`: of a failure that has come again."""
+
+
+def leaves(generation: int, why: str, repeated: FailureSignature | None = None) -> Message:
+    """Return the message that no rank starts again."""
+    return Message(kind=Kind.LEAVES, generation=generation, why=cut(why, MAX_SENTENCE), repeated=repeated)
+
+
+def encode(message: Message) -> bytes:
+    """Return one line of JSON, without its end."""
+    return message.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def decode(body: bytes) -> Message | None:
+    """Return the message in a line; None where it holds none."""
+    try:
+        return Message.model_validate_json(body)
+    except ValueError:
+        return None
