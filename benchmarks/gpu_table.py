@@ -21,6 +21,7 @@ PATHS = {
     "gloo on GPUs": "two ranks on one GPU equal one process",
     "shards (FSDP2)": "two ranks on one GPU equal one process",
     "tensor parallelism": "two ranks on one GPU equal one process",
+    "context parallelism": "two ranks on one GPU equal one process",
     "pipeline": "two ranks on one GPU equal one process, every schedule of stages in a line",
     "pipeline, there and back": "two ranks on one GPU equal one process: ZBVZeroBubble, DualPipeV",
     "expert parallelism": "two ranks on one GPU equal one process",

@@ -11,8 +11,11 @@ from disttrain_api.builtin import (
     MlpConfig,
     ModelConfig,
     ResnetConfig,
+    Tokens,
     config_problems,
+    data_config,
     model_config,
+    samples_of,
 )
 from disttrain_api.parallelism import DataParallelMode, DeviceMode, Parallelism
 from disttrain_api.pipeline import V_SCHEDULES, is_flushless, schedule_of, stages_of
@@ -31,6 +34,7 @@ def cut_problems(training: Training, parallelism: Parallelism) -> Iterator[Probl
     if training.model.name is None or config_problems(training):
         return
     yield from _tensor_problems(training, parallelism)
+    yield from _context_problems(training, parallelism)
     yield from _expert_problems(training, parallelism)
     yield from _layer_problems(training, parallelism)
     config = model_config(training)
@@ -112,6 +116,21 @@ def _tensor_problems(training: Training, parallelism: Parallelism) -> Iterator[P
         if size % degree:
             message = f"{size} must be a multiple of `tensorParallelDegree`, which is {degree}"
             yield f"training.model.config.{name}", message
+
+
+def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
+    degree, config = parallelism.context_parallel_degree or 1, model_config(training)
+    if degree == 1 or not isinstance(config, GptConfig):
+        return
+    needed = f"must be a multiple of `contextParallelDegree`, which is {degree}"
+    if config.heads % degree:
+        yield "training.model.config.heads", f"{config.heads} {needed}"
+    if config.experts is not None:
+        advice = "how busy each is is counted in whole sequences; remove one of the two"
+        yield "training.model.config.experts", f"experts conflict with `contextParallelDegree`: {advice}"
+    samples = samples_of(data_config(training.data)) if training.data.name is not None else None
+    if isinstance(samples, Tokens) and samples.length % degree:
+        yield "training.data.config.sequenceLength", f"{samples.length} {needed}"
 
 
 def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:

@@ -68,7 +68,7 @@ def least_memory(size: ModelSize, training: Training, mesh: Mesh, mode: DataPara
     one worker."""
     state = size.trained_bytes * _states_of(training.optimizer)
     whole = 0 if training.model.meta_device else size.bytes
-    share = mesh.shard * mesh.pipeline * mesh.tensor
+    share = mesh.of_parameters.shard * mesh.pipeline * mesh.tensor
     if mode is DataParallelMode.PARAMETER_SERVER:
         # Workers let go of gradients as they are pushed.
         return LeastMemory(whole, size.bytes // share, size.bytes + state)

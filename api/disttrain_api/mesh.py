@@ -1,18 +1,18 @@
 """All arithmetic between degrees, world size, ranks and coordinates. Nothing else in the project computes a rank.
 
-Order of the axes, outermost first: pipeline, replicate, shard, tensor (torchtitan's order), so that the ranks
+Order of the axes, outermost first: pipeline, replicate, shard, context, tensor (torchtitan's order), so that the ranks
 that talk most are neighbours. Experts are carved out of shard x tensor and are no axis of their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 from disttrain_api.errors import LayoutError
 from disttrain_api.parallelism import GroupReduce, Parallelism
 
-AXES = ("pipeline", "replicate", "shard", "tensor")
-_SHORT = {"pipeline": "pp", "replicate": "dp", "shard": "fsdp", "tensor": "tp", "expert": "ep"}
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+_SHORT = {"pipeline": "pp", "replicate": "dp", "shard": "fsdp", "context": "cp", "tensor": "tp", "expert": "ep"}
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Mesh:
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
+    context: int = 1
     tensor: int = 1
     expert: int = 1
     """Ranks that the experts are spread over; no axis, but a part of shard x tensor."""
@@ -36,6 +37,7 @@ class Mesh:
         others = {
             "pipeline": parallelism.pipeline_parallel_degree or 1,
             "shard": parallelism.data_parallel_shard_degree or 1,
+            "context": parallelism.context_parallel_degree or 1,
             "tensor": parallelism.tensor_parallel_degree or 1,
         }
         rest = prod(others.values())
@@ -82,6 +84,18 @@ class Mesh:
         return self.replicate * self.shard
 
     @property
+    def parts(self) -> int:
+        """Number of ranks with different tokens of a global batch, whose gradients are averaged."""
+        return self.data_parallel * self.context
+
+    @property
+    def of_parameters(self) -> "Mesh":
+        """The same ranks as parameters and gradients see them: those of a context group are shards as others are, or
+        replicas where nothing is sharded."""
+        axis = "shard" if self.shard > 1 else "replicate"
+        return replace(self, context=1, **{axis: getattr(self, axis) * self.context})
+
+    @property
     def expert_shard(self) -> int:
         """Ranks of a shard x tensor block that hold the same experts, and so can cut them up further."""
         return self.shard * self.tensor // self.expert
@@ -111,7 +125,7 @@ class Mesh:
         return tuple(tuple(ranks) for ranks in grouped.values())
 
     def pods_together(self, ranks_per_pod: int) -> tuple[int, ...]:
-        """A number for each pod: pods that share a tensor or pipeline group have the same one, the first is 0.
+        """A number for each pod: pods that share a tensor, context or pipeline group have the same one, the first is 0.
 
         Where no such group reaches beyond a pod, all pods have number 0: the whole job is one group.
         """
@@ -133,7 +147,7 @@ def _pods_together(mesh: Mesh, ranks_per_pod: int) -> tuple[int, ...]:
             leader[pod] = pod = leader[leader[pod]]
         return pod
 
-    for axis in ("tensor", "pipeline"):
+    for axis in ("tensor", "context", "pipeline"):
         for ranks in mesh.groups(axis) if getattr(mesh, axis) > 1 else ():
             first, *others = sorted({leader_of(rank // ranks_per_pod) for rank in ranks})
             for pod in others:

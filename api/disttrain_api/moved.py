@@ -30,7 +30,6 @@ MOVED = {
     "spec.storage.storageClassName": "it is in the `spec` of `spec.storage.volumeClaimTemplate` now",
     "spec.storage.accessMode": "it is `accessModes`, a list, in the `spec` of `spec.storage.volumeClaimTemplate` now",
     "spec.storage.retain": "it is `spec.storage.retentionPolicy.whenDeleted` now: Retain or Delete",
-    "spec.parallelism.contextParallelDegree": "it comes with context parallelism; only 1 was accepted: remove it",
 }
 """What to do instead, by the field's path; `[]` is any item of a list."""
 

@@ -190,6 +190,8 @@ class Parallelism(ApiModel):
     """Copies of the model, each on its own part of the batch. Absent: the world size / the other degrees."""
     data_parallel_shard_degree: ShardDegree | None = None
     """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
+    context_parallel_degree: Degree | None = None
+    """Ranks that share each sequence: each computes a part of it. Absent: 1."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None

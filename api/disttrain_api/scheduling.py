@@ -21,8 +21,8 @@ class GangScheduler(StrEnum):
 
 
 class Topology(ApiModel):
-    """Pods whose ranks share a tensor or pipeline group are placed together: exactly one of `required` and `preferred`.
-    If no such group is larger than a pod, the whole job is one group; else servers belong to none."""
+    """Pods whose ranks share a tensor, context or pipeline group are placed together: exactly one of `required` and
+    `preferred`. If no such group is larger than a pod, the whole job is one group; else servers belong to none."""
 
     required: Name | None = None
     """Key of a node label, for example topology.kubernetes.io/zone. A group never spans two of its values."""

@@ -22,6 +22,7 @@ KEYS = ("loss_metrics/global_avg_loss", "grad_norm")
 PATHS = {
     "dp": "gloo on GPUs",
     "fsdp": "shards (FSDP2)",
+    "cp": "context parallelism",
     "tp": "tensor parallelism",
     "pp": "pipeline",
     "there and back": "pipeline, there and back",
@@ -36,6 +37,7 @@ CHOSEN = {
         "dp2, resnet",
     ],
     "fsdp": ["fsdp2", "fsdp2, AdamW, accumulated", "fsdp2, recomputed", "fsdp2, offloaded", "fsdp2, FP32, 20 steps"],
+    "cp": ["cp2", "cp2, AdamW, accumulated", "cp2, offloaded"],
     "tp": ["tp2", "tp2, AdamW, accumulated", "tp2, sequence", "tp2, vocabulary", "tp2, FP32, 20 steps"],
     "pp": [
         "pp2, GPipe",

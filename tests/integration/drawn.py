@@ -53,6 +53,7 @@ class Theme(StrEnum):
     """What a spec may be about."""
 
     SHARDS = "shards"
+    CONTEXT = "context"
     TENSOR = "tensor"
     PIPELINE = "pipeline"
     EXPERTS = "experts"
@@ -139,6 +140,7 @@ server_settings = some(
 )
 DEGREES = {
     Theme.SHARDS: "dataParallelShardDegree",
+    Theme.CONTEXT: "contextParallelDegree",
     Theme.TENSOR: "tensorParallelDegree",
     Theme.PIPELINE: "pipelineParallelDegree",
     Theme.EXPERTS: "expertParallelDegree",
@@ -369,9 +371,7 @@ draw_policy = fields_of(
         priorityClassName=one_of("high", "low"),
     ),
 )
-any_themes = st.builds(
-    lambda *drawn: frozenset(drawn), st.sampled_from(CUTS), st.sampled_from(CUTS), st.sampled_from(OTHERS)
-)
+any_themes = st.builds(lambda *drawn: frozenset(drawn), *map(st.sampled_from, (CUTS, CUTS, OTHERS)))
 
 
 @st.composite
@@ -382,7 +382,7 @@ def specs(draw: Draw) -> Raw:
         # Their degree is carved out of others.
         themes |= {Theme.SHARDS}
     parallelism = draw_parallelism(draw, themes)
-    product = prod(parallelism.get(DEGREES[theme], 1) for theme in (Theme.SHARDS, Theme.TENSOR, Theme.PIPELINE))
+    product = prod(parallelism.get(name, 1) for name in list(DEGREES.values())[:4])  # factors of the world size
     found: Raw = {"workers": draw_workers(draw, themes, product), "runPolicy": draw_policy(draw, themes)}
     found |= {"parallelism": parallelism} if parallelism else {}
     trains = not chance(draw, 8 if Theme.PODS in themes else RARELY)

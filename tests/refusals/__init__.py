@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.refusals.checkpoints import CHECKPOINT_REFUSALS, CHECKPOINTS_ACCEPTED
 from tests.refusals.combinations import COMBINATION_REFUSALS, COMBINATIONS_ACCEPTED
+from tests.refusals.context import CONTEXT_ACCEPTED, CONTEXT_REFUSALS
 from tests.refusals.general import GENERAL_ACCEPTED, GENERAL_REFUSALS, NAME_REFUSALS
 from tests.refusals.gradient_sums import GRADIENT_SUM_REFUSALS, GRADIENT_SUMS_ACCEPTED
 from tests.refusals.models import MODEL_REFUSALS, MODELS_ACCEPTED
@@ -23,6 +24,7 @@ __all__ = ["ACCEPTED", "NAME_REFUSALS", "REFUSALS", "Refusal"]
 REFUSALS = (
     *PLACEMENT_REFUSALS,
     *COMBINATION_REFUSALS,
+    *CONTEXT_REFUSALS,
     *MODEL_REFUSALS,
     *OPTIMIZER_REFUSALS,
     *TASK_REFUSALS,
@@ -42,6 +44,7 @@ REFUSALS = (
 ACCEPTED: dict[str, Mapping[str, Any]] = {
     **PLACEMENT_ACCEPTED,
     **COMBINATIONS_ACCEPTED,
+    **CONTEXT_ACCEPTED,
     **MODELS_ACCEPTED,
     **OPTIMIZERS_ACCEPTED,
     **TASKS_ACCEPTED,

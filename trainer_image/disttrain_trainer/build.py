@@ -10,8 +10,9 @@ The order and its reasons:
 7. optimizer last, on the module's own parameters, whole or cut: a checkpoint names them as the user's module does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.comm_hooks.attach import attach_gradient_sum
+from disttrain_trainer.parallel.context import compute_parts
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing
@@ -109,6 +111,13 @@ def assemble(
     average: see `parallelise`. Raises InvalidConfiguration.
     """
     training = config.training
+    if world.mesh.context > 1:
+        # The rules refuse other tasks (disttrain_api.rules.context).
+        assert isinstance(task, Supervised)
+        assert world.context is not None
+        task.use_context(compute_parts(module, world.context))
+        for _, sample in _first_samples(data):
+            task.collate([sample], [0])
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
@@ -137,8 +146,8 @@ def assemble(
     require_dense(sparse, takes_no_sparse)
     if sparse:
         step_singly(optimizer)
-    # From here on each replica draws its own dropout, and each part of a pipeline.
-    seed_everything(training.seed, 1 + world.replica + world.replicas * world.mesh.coordinates(world.rank)["pipeline"])
+    # From here on each replica draws its own dropout, and each part of a sequence and of a pipeline.
+    seed_everything(training.seed, 1 + world.part + world.parts * world.mesh.coordinates(world.rank)["pipeline"])
     return State(
         module=module,
         model=model,
@@ -289,13 +298,18 @@ def _note_small_data(data: Datasets, config: Config, world: World) -> None:
 
 def _require_even_sequences(data: Datasets, degree: int) -> None:
     """Parts of unlike lengths: ranks would wait for different numbers of bytes, and the backend ends the process."""
-    held_out = data.held_out[0] if data.held_out is not None and len(data.held_out) else None
-    for kind, first in (("training", data.first_sample), ("held-out", held_out)):
-        # What is no pair, the first batch says.
-        inputs = first[0] if isinstance(first, tuple | list) and first else None
+    for kind, (inputs, _) in _first_samples(data):
         length = len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else 0
         if length % degree:
             raise InvalidConfiguration(
                 f"`parallelism.sequenceParallel`: the {kind} sequences of `training.data` are {length} long, which must"
                 f" be a multiple of `tensorParallelDegree`, which is {degree}"
             )
+
+
+def _first_samples(data: Datasets) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield a sample of each kind of data; what is no pair, the first batch says."""
+    held_out = data.held_out[0] if data.held_out is not None and len(data.held_out) else None
+    for kind, first in (("training", data.first_sample), ("held-out", held_out)):
+        if isinstance(first, tuple | list) and len(first) == 2:
+            yield kind, (first[0], first[1])

@@ -96,6 +96,24 @@ class OffersTensorPlan(Protocol):
         """Return a style for each submodule, by name. Raise ValueError where one of the two is not possible."""
 
 
+class ContextPart(Protocol):
+    """This rank's part of every sequence, of which the ranks of a context group have one each."""
+
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """Return where in the whole sequences the `tokens` tokens of a part are: [tokens], int64."""
+
+    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+        """Return scaled dot-product attention to each token and those before it in the whole sequences, also where
+        other ranks have them. [B, H, T, D'] each, T tokens of a part. Ranks of a group call it together."""
+
+
+class OffersContext(Protocol):
+    """A model that can compute parts of sequences, which its attention alone puts together."""
+
+    def use_context(self, context: ContextPart) -> None:
+        """Compute parts of sequences from now on: those of `context`."""
+
+
 class OffersInitialisation(Protocol):
     """A model that can be built without memory (`model.metaDevice`)."""
 

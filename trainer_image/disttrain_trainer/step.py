@@ -56,7 +56,7 @@ def settle_buckets(state: State, world: World, *, always_search: bool) -> None:
         if learns and _uses_all_parameters(state, world, microbatch):
             state.model = without_search(state.model)
         for _ in range(passes_to_form_buckets(state.model)):
-            accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
+            accumulate_gradients(state, microbatch, 1.0, 1.0, world.parts)
             state.optimizer.zero_grad()
     state.routing.take_figures(1.0, 2)
     state.figures.clear()
@@ -67,23 +67,23 @@ def _uses_all_parameters(state: State, world: World, microbatch: list[Microbatch
     """Whether each trained parameter gets a gradient on each rank."""
     assert isinstance(state.model, DistributedDataParallel)
     with state.model.no_sync():
-        accumulate_gradients(state, microbatch, 1.0, 1.0, world.replicas)
+        accumulate_gradients(state, microbatch, 1.0, 1.0, world.parts)
     unused = sum(parameter.grad is None for parameter in state.parameters)
     state.optimizer.zero_grad()
     return world.sum(unused) == [0.0]
 
 
 def accumulate_gradients(
-    state: State, microbatches: list[Microbatch], weight: float, samples: float, replicas: int
+    state: State, microbatches: list[Microbatch], weight: float, samples: float, parts: int
 ) -> torch.Tensor:
     """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
 
     `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
-    over these. Replicas are averaged where the losses are summed, hence x replicas.
+    over these. `parts` gradients are averaged where the losses are summed, hence x parts.
     """
-    state.routing.gradient = state.precision.scaled_one() * (replicas / samples)
+    state.routing.gradient = state.precision.scaled_one() * (parts / samples)
     if state.pipeline is not None:
-        return state.pipeline.accumulate_gradients(microbatches, weight, replicas)
+        return state.pipeline.accumulate_gradients(microbatches, weight, parts)
     total = torch.zeros((), device=state.precision.device)
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
@@ -95,7 +95,7 @@ def accumulate_gradients(
             ):
                 found = state.task.loss(state.model, batch)
                 loss = found.sum / weight
-            state.precision.backward(loss * replicas)
+            state.precision.backward(loss * parts)
         state.figures.add(found.figures)
         total = total + loss.detach()
     require_all_used(state.model)

@@ -7,6 +7,7 @@ from disttrain_api.rules.batch import BATCH_RULES
 from disttrain_api.rules.between_steps import BETWEEN_STEPS_RULES
 from disttrain_api.rules.checkpoints import CHECKPOINT_RULES
 from disttrain_api.rules.combinations import COMBINATION_RULES
+from disttrain_api.rules.context import CONTEXT_RULES
 from disttrain_api.rules.ddp import DDP_RULES
 from disttrain_api.rules.disruption import DISRUPTION_RULES
 from disttrain_api.rules.failures import FAILURE_RULES
@@ -34,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     *PIPELINE_RULES,
     *FLUSHLESS_RULES,
     *COMBINATION_RULES,
+    *CONTEXT_RULES,
     *MODEL_RULES,
     *TASK_RULES,
     *BETWEEN_STEPS_RULES,

@@ -21,8 +21,9 @@ def _degree(name: str) -> str:
 
 SHARD = _degree("dataParallelShardDegree")
 PIPELINE = _degree("pipelineParallelDegree")
-# Product of the degrees that cut one replica of the model.
-CUTS = f"{_degree('tensorParallelDegree')} * {PIPELINE}"
+CONTEXT = _degree("contextParallelDegree")
+# Product of the degrees that cut one replica: its model or its sequences.
+CUTS = f"{CONTEXT} * {_degree('tensorParallelDegree')} * {PIPELINE}"
 # Product of every degree that is a factor of the world size, but the replicate degree.
 OTHERS = f"{SHARD} * {CUTS}"
 _SETTINGS = "self.parallelism.pipeline"
@@ -63,6 +64,7 @@ def product_of_others(parallelism: Parallelism) -> int:
         degree or 1
         for degree in (
             parallelism.data_parallel_shard_degree,
+            parallelism.context_parallel_degree,
             parallelism.tensor_parallel_degree,
             parallelism.pipeline_parallel_degree,
         )

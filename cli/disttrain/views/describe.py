@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from math import prod
 from typing import Any
 
 from disttrain.cluster.remote import RemoteJob
@@ -58,7 +59,8 @@ def _named(part: Any) -> str:
 
 
 def mesh_lines(job: RemoteJob, pods: Sequence[Raw]) -> list[str]:
-    """Return the mesh as a grid: a line for each replica, its ranks in the order of shard and tensor, with their state.
+    """Return the mesh as a grid: a line for each replica, its ranks in the order of shard, context and tensor, with
+    their state.
 
     ● runs, ○ waits, ✓ has ended well, ✗ has failed, · has no pod.
     """
@@ -73,13 +75,14 @@ def mesh_lines(job: RemoteJob, pods: Sequence[Raw]) -> list[str]:
         return []
     states = _states(pods, spec, status.attempt)
     lines = []
-    pipeline, replicate, shard, tensor = degrees
+    pipeline, replicate, *shards, tensor = degrees
+    blocks = prod(shards)
     for stage in range(pipeline):
         for replica in range(replicate):
-            first = (stage * replicate + replica) * shard * tensor
+            first = (stage * replicate + replica) * blocks * tensor
             cells = [
                 " ".join(f"{_STATES[states.get(rank, 'none')]}{rank}" for rank in range(at, at + tensor))
-                for at in range(first, first + shard * tensor, tensor)
+                for at in range(first, first + blocks * tensor, tensor)
             ]
             before = (f"stage {stage}  " if pipeline > 1 else "") + f"replica {replica}"
             lines.append(f"{before:<18} {' | '.join(cells)}")

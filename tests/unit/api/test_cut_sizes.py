@@ -42,6 +42,25 @@ def test_a_size_that_does_not_divide_is_named(
 
 
 @pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (trained("gpt", heads=3, width=12), f"{CONFIG}.heads: 3 must be a multiple of `contextParallelDegree`"),
+        (
+            trained("gpt") | {"data": {"name": "text", "config": {"sequenceLength": 127}}},
+            "spec.training.data.config.sequenceLength: 127 must be a multiple of `contextParallelDegree`, which is 2",
+        ),
+        (trained("gpt", experts=4), f"{CONFIG}.experts: experts conflict with `contextParallelDegree`: how busy"),
+        # It is the data's that is cut; the model's may be longer.
+        (trained("gpt", sequenceLength=129), None),
+    ],
+)
+def test_what_parts_of_sequences_need_is_named(training: dict[str, Any], said: str | None) -> None:
+    (*problems,) = found(training, {"contextParallelDegree": 2})
+    assert len(problems) == (said is not None)
+    assert said is None or problems[0].startswith(said)
+
+
+@pytest.mark.parametrize(
     ("training", "parallelism"),
     [
         (trained("gpt", heads=4, width=12, vocabularySize=258, sequenceLength=129), TENSOR),

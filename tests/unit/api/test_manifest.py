@@ -292,10 +292,6 @@ def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...],
         ("runPolicy: {suspend: true}", "spec.runPolicy.suspend: unknown field; it is `spec.suspend` now"),
         ("runPolicy: {activeDeadlineSeconds: 60}", "it is `spec.activeDeadlineSeconds` now"),
         ("runPolicy: {managedBy: a.b/c}", "spec.runPolicy.managedBy: unknown field; it is `spec.managedBy` now"),
-        (
-            "parallelism: {contextParallelDegree: 1}",
-            "it comes with context parallelism; only 1 was accepted: remove it",
-        ),
         ("runPolicy: {schedulingPolicy: {gang: Gate}}", "it is `spec.runPolicy.schedulingPolicy.gangScheduler` now"),
         (
             "runPolicy: {failurePolicy: {rules: [{action: FailJob, exitCodes: {values: [7]}}]}}",

@@ -59,6 +59,11 @@ def test_what_is_not_trained_has_neither_gradient_nor_state() -> None:
     assert least_memory(frozen, training(), Mesh(), ADAM).kept == 400 + 40 + 80
 
 
+def test_ranks_that_share_sequences_are_shards_where_there_are_any() -> None:
+    assert least_memory(BILLION, training(), Mesh(shard=4, context=2), ADAM).kept == 16 * 10**9 // 8
+    assert least_memory(BILLION, training(), Mesh(replicate=4, context=2), ADAM).kept == 16 * 10**9
+
+
 @given(
     st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), st.integers(0, 10**15)
 )  # fmt: skip

@@ -44,6 +44,7 @@ def test_numbers_that_would_overflow_64_bits_are_out_of_bounds() -> None:
     degrees = {
         "dataParallelReplicateDegree": 100_000,
         "dataParallelShardDegree": 10_000,
+        "contextParallelDegree": 1024,
         "tensorParallelDegree": 1024,
         "pipelineParallelDegree": 1024,
     }

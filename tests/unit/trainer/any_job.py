@@ -26,6 +26,7 @@ Settings = dict[str, Any]
 # Adds itself to a drawn parallelism.
 Technique = Callable[[random.Random, Settings], None]
 _DEGREES = ("dataParallelShardDegree", "tensorParallelDegree", "pipelineParallelDegree", "expertParallelDegree")
+_CONTEXT = "contextParallelDegree"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def _draw(chance: random.Random, ranks: int, technique: str) -> AnyJob:
     if parallelism.get("pipeline", {}).get("schedule") in V_SCHEDULES and "gpt" in training["model"]["entrypoint"]:
         # Tied weights do not go with shards there, and most are cut into some.
         training["model"]["config"]["tieWeights"] = False
+    if parallelism.get(_CONTEXT) and "gpt" not in training["model"]["entrypoint"]:
+        training |= {"model": user("double_gpt"), "data": user("double_tokens")}
     return AnyJob(training, parallelism, chance.choice([size for size in (1, 2) if ranks % size == 0]))
 
 
@@ -230,9 +233,15 @@ def _needing(degree: str) -> Technique:
     return technique
 
 
+def _context(chance: random.Random, parallelism: Settings) -> None:
+    # These divide the sequences and the heads of every model.
+    parallelism[_CONTEXT] = chance.choice([2, 4])
+
+
 _TECHNIQUES: dict[str, Technique] = {
     "replicas": lambda chance, parallelism: None,
     "devices": _devices,
+    "context": _context,
     "LocalSGD": _local_sgd,
     "BMUF": _bmuf,
     **{degree: _needing(degree) for degree in _DEGREES},

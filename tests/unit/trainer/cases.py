@@ -24,7 +24,7 @@ from disttrain_trainer.optim import optimizers
 from disttrain_trainer.runtime.config import Config, resolve
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError
-from disttrain_trainer.runtime.mesh import World, device_mesh_of, join_world
+from disttrain_trainer.runtime.mesh import World, context_group_of, device_mesh_of, join_world
 from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.train import train
 from tests.unit.trainer.worlds import TOKEN, job, small
@@ -84,8 +84,13 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
 
 def in_layout(world: World, config: Config) -> World:
     """The same ranks in the layout of the config."""
-    output = output_index(config.job.parallelism)
-    return replace(world, mesh=config.mesh, device_mesh=device_mesh_of(config.mesh, world.device), output_index=output)
+    return replace(
+        world,
+        mesh=config.mesh,
+        device_mesh=device_mesh_of(config.mesh, world.device),
+        output_index=output_index(config.job.parallelism),
+        context=context_group_of(config.mesh),
+    )
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ def main() -> None:
             state.precision, lambda: found.setdefault("activations", meter.peak - before) and None
         )
         with meter.counting():
-            accumulate_gradients(state, batches, 1.0, 1.0, world.replicas)
+            accumulate_gradients(state, batches, 1.0, 1.0, world.parts)
             found["gradients"] = held(parameter.grad for parameter in state.parameters)
             norm = clip_gradients(state, 1.0, world)
             state.optimizer.step()

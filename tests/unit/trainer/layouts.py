@@ -51,6 +51,7 @@ TRAININGS = {
     "gpt, AdamW, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=ADAMW),
 }
 SHARD = "dataParallelShardDegree"
+CONTEXT = "contextParallelDegree"
 TENSOR = "tensorParallelDegree"
 PIPELINE = "pipelineParallelDegree"
 REPLICATE = "dataParallelReplicateDegree"
@@ -231,6 +232,15 @@ ALL_LAYOUTS = {
     "dp2 x fsdp2 x tp2": (8, "gpt, SGD", {REPLICATE: 2, SHARD: 2, TENSOR: 2}, ACCUMULATE_2),
     "pp2 x dp2 x fsdp2 x tp2": (16, "gpt, AdamW", {PIPELINE: 2, REPLICATE: 2, SHARD: 2, TENSOR: 2}, {}),
     "tp4": (4, "gpt, SGD", {TENSOR: 4, "vocabularyParallel": True}, {}),
+    "cp2": (2, "gpt, SGD", {CONTEXT: 2}, {}),
+    "cp2, AdamW, accumulated": (2, "gpt, AdamW", {CONTEXT: 2}, ACCUMULATE | FULL),
+    "cp2, offloaded": (2, "gpt, AdamW of matrices", {CONTEXT: 2}, SELECTIVE | OFFLOAD),
+    "cp2, static graph": (4, "gpt, SGD", {CONTEXT: 2, "dataParallel": {"staticGraph": True}}, ACCUMULATE_2 | SELECTIVE),
+    "cp2, Muon": (4, "gpt, Muon", {CONTEXT: 2, SHARD: 2}, {}),
+    "cp2 x dp2": (4, "gpt, untied, smoothed", {CONTEXT: 2}, ACCUMULATE_2),
+    "cp2 x fsdp2": (4, "gpt, AdamW", {CONTEXT: 2, SHARD: 2}, ACCUMULATE_2 | FULL),
+    "cp4": (4, "gpt, AdamW", {CONTEXT: 4}, {}),
+    "cp2 x dp2 x fsdp2": (8, "gpt, untied, smoothed", {CONTEXT: 2, SHARD: 2, REPLICATE: 2}, ACCUMULATE_2),
     # All others of experts are test_moe.py's, which the gate leaves out.
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
 }
@@ -258,6 +268,8 @@ _LONG = {
     *(f"pp2, {schedule}, SGD" for schedule in SCHEDULES),
 }
 _IN_GATE = {
+    "cp2 x dp2",
+    "cp2 x fsdp2",
     "dp2 x fsdp2",
     "fsdp2 x tp2, everything",
     "pp2 x fsdp2, Interleaved1F1B",

@@ -14,7 +14,7 @@ from disttrain_trainer.estimate.meter import StorageMeter
 from disttrain_trainer.runtime.config import Config, resolve
 from tests.unit.trainer.worlds import job, launch
 
-SHARD, TENSOR = "dataParallelShardDegree", "tensorParallelDegree"
+SHARD, CONTEXT, TENSOR = "dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree"
 ADAM = {"name": "AdamW", "learningRate": 0.01}
 GPT = {"name": "gpt", "config": {"layers": 3, "heads": 4, "width": 64}}
 TRAINING = {
@@ -36,6 +36,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp2": ({SHARD: 2}, {}),
     "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
+    "cp2": ({CONTEXT: 2}, {}),
     "tp2": ({TENSOR: 2}, {}),
     "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {"activationCheckpointing": "Full"}),
 }

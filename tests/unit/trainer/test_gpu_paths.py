@@ -183,7 +183,7 @@ def test_a_replica_on_a_gpu_prints_which(
     one: Any, monkeypatch: pytest.MonkeyPatch, device: Device, ids: list[torch.device]
 ) -> None:
     monkeypatch.setattr(data_parallel, "DistributedDataParallel", Replica)
-    world: Any = SimpleNamespace(device=device, replicas=2, device_mesh=one)
+    world: Any = SimpleNamespace(device=device, parts=2, device_mesh=one)
     assert data_parallel.replicate(nn.Linear(2, 2), world).options["device_ids"] == ids
 
 
@@ -209,7 +209,7 @@ def test_replicas_on_gpus_of_their_own_sum_nothing_sparse(device: Device, replic
     parallelism = Parallelism()
     training = Training.model_validate(small())
     config: Any = SimpleNamespace(training=training, job=SimpleNamespace(parallelism=parallelism))
-    world: Any = SimpleNamespace(device=device, replicas=replicas, mesh=Mesh.of(parallelism, replicas))
+    world: Any = SimpleNamespace(device=device, parts=replicas, mesh=Mesh.of(parallelism, replicas))
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     assert what_takes_none(config, world, optimizer) == taker
 

@@ -12,7 +12,7 @@ from tests.unit.trainer.comparisons import (
     require_same_gradients,
     series,
 )
-from tests.unit.trainer.layouts import LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
+from tests.unit.trainer.layouts import CONTEXT, LAYOUTS, PIPELINE, REPLICATE, SHARD, TENSOR, TRAININGS
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, run_layouts
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -81,6 +81,8 @@ ALL_CHANGES = {
     "tp4 to dp4": ({TENSOR: 4}, {}),
     "dp4 to pp2 x tp2": ({}, {PIPELINE: 2, TENSOR: 2}),
     "pp2 x fsdp2 to dp4": ({PIPELINE: 2, SHARD: 2}, {}),
+    "fsdp2 x cp2 to dp4": ({SHARD: 2, CONTEXT: 2}, {}),
+    "dp4 to cp4": ({}, {CONTEXT: 4}),
     "pp2 x dp2 to pp4": ({PIPELINE: 2}, {PIPELINE: 4}),
 }
 _LONG = {"fsdp4 to dp2 x tp2", "dp4 to fsdp2 x tp2", "tp4 to dp4"}

@@ -55,6 +55,7 @@ CUT = {
     "Muon, shards": {"dataParallelShardDegree": 2},
     f"{LATE}, tensor": {"tensorParallelDegree": 2},
     f"{LATE}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [2, 3]}},
+    "GPT with tied weights, context": {"contextParallelDegree": 2},
     f"{EXTRA}, shards": {"dataParallelShardDegree": 2},
     f"{EXTRA}, pipeline": {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": [4, 5]}},
     f"{EXTRA}, static graph": STATIC,

@@ -15,7 +15,7 @@ from disttrain_api.pipeline import output_index
 from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.device import Device
-from disttrain_trainer.runtime.mesh import World, device_mesh_of
+from disttrain_trainer.runtime.mesh import World, context_group_of, device_mesh_of
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ def imagined_world(config: Config) -> Iterator[ImaginedWorld]:
     device, store = Device(torch.device("cpu"), "fake"), FakeStore()
     dist.init_process_group("fake", store=store, rank=config.rank, world_size=config.world_size)
     try:
-        mesh = device_mesh_of(config.mesh, device)
+        mesh, context = device_mesh_of(config.mesh, device), context_group_of(config.mesh)
         output = output_index(config.job.parallelism)
-        yield ImaginedWorld(config.rank, config.world_size, device, config.mesh, mesh, store, output)
+        yield ImaginedWorld(config.rank, config.world_size, device, config.mesh, mesh, store, output, context=context)
     finally:
         dist.destroy_process_group()
 
@@ -60,7 +60,7 @@ class Buckets:
 
     def average(self, module: nn.Module, world: World) -> nn.Module:
         """The module, its gradients kept in buckets from each backward pass on; see `parallelise`."""
-        if world.replicas > 1:
+        if world.parts > 1:
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._bucket_of(parameter))

@@ -169,7 +169,7 @@ def _take_step(state: State, world: World, mode: FakeTensorMode, buckets: Bucket
 
     state.precision = WatchedPrecision(state.precision, forward_done)
     with mode, meter.counting():
-        accumulate_gradients(state, batches, 1.0, 1.0, world.replicas)
+        accumulate_gradients(state, batches, 1.0, 1.0, world.parts)
         clip_gradients(state, 1.0, world)
         state.precision.update(state.optimizer, None)
     return added[0], meter.peak

@@ -28,13 +28,14 @@ _MOST_NAMED = 5
 
 
 def replicate(module: nn.Module, world: World, static_graph: bool = False) -> nn.Module:
-    """Return the module with gradients averaged over the replicas in the backward pass; itself with one replica.
+    """Return the module with gradients averaged over the replicas (and, with context parallelism, over the parts of
+    their sequences) in the backward pass; itself where nothing is to be averaged.
 
     With `find_unused_parameters`, models may leave parameters unused, and DDP keeps its first buckets (parameters in
     reverse order of registration). It costs a walk over the autograd graph and a small asynchronous all-reduce per
     step: `without_search` spares them. A static graph never has them.
     """
-    if world.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+    if world.parts == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     group = world.device_mesh.get_group("replicate")
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}

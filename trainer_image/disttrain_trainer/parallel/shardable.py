@@ -99,7 +99,7 @@ def average_whole(parameters: list[nn.Parameter], world: World) -> None:
     One that no replica has used stays without a gradient, as in one process.
     """
     axes = [name for name in world.device_mesh.mesh_dim_names or () if name in {"replicate", "shard"}]
-    if not parameters or world.replicas == 1:
+    if not parameters or world.parts == 1:
         return
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     used = torch.tensor([float(one.grad is not None) for one in parameters])

@@ -39,7 +39,7 @@ def what_takes_none(config: Config, world: World, optimizer: torch.optim.Optimiz
         # A worker pushes rows, or makes its gradients dense.
         return None
     relaxed = settings.relaxed
-    summed = world.replicas > 1 and relaxed is None
+    summed = world.parts > 1 and relaxed is None
     takes_none = {
         "shards": is_sharded(config.training, world),
         "tensor groups": mesh.tensor > 1,

@@ -43,13 +43,16 @@ class World:
     device: Device
     mesh: Mesh
     device_mesh: DeviceMesh
-    """One dimension per axis of the mesh whose degree is above 1, and `shard` (parallel/sharded.py needs it)."""
+    """One dimension per axis of the mesh of parameters (Mesh.of_parameters) whose degree is above 1, and `shard`
+    (parallel/sharded.py needs it)."""
     store: dist.Store
     output_index: int = 0
     """Pipeline index that has outputs and loss."""
     background: dist.ProcessGroup | None = None
     """All ranks once more, on gloo, for a thread beside the training loop: collectives of two threads must not meet in
     one group. None where nothing is saved in the background."""
+    context: dist.ProcessGroup | None = None
+    """The ranks that compute parts of the same sequences; None where each rank computes whole ones."""
 
     @property
     def first(self) -> bool:
@@ -68,8 +71,23 @@ class World:
         return at["replicate"] * self.mesh.shard + at["shard"]
 
     @property
+    def parts(self) -> int:
+        """Ranks with different tokens of a global batch, whose gradients are averaged."""
+        return self.mesh.parts
+
+    @property
+    def part(self) -> int:
+        """Index of this rank's tokens."""
+        return self.replica * self.mesh.context + self.mesh.coordinates(self.rank)["context"]
+
+    @property
     def counts_replica(self) -> bool:
         """Whether this rank counts where each replica counts once: it is the first of those that have its outputs."""
+        return self.counts_outputs and not self.mesh.coordinates(self.rank)["context"]
+
+    @property
+    def counts_outputs(self) -> bool:
+        """Whether this rank counts where each output counts once: it is the first of those that have its own."""
         return self.mesh.coordinates(self.rank)["pipeline"] == self.output_index and self.computes_first
 
     @property
@@ -168,9 +186,9 @@ def join_world(config: Config, device: Device) -> World:
     except (dist.DistError, RuntimeError, OSError, Refused) as error:
         raise _translate(config, error) from error
     background = dist.new_group(backend="gloo", timeout=config.timeout) if config.saves_in_background else None
-    mesh = device_mesh_of(config.mesh, device)
+    mesh, context = device_mesh_of(config.mesh, device), context_group_of(config.mesh)
     output = output_index(config.job.parallelism)
-    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output, background)
+    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output, background, context)
 
 
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
@@ -178,8 +196,17 @@ def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
     if device.shares_gpu:
         # Of what is cut over a mesh, torch puts the parts together by these.
         use_host_for_collectives(GPU_KERNELS)
-    shape = {axis: getattr(mesh, axis) for axis in AXES if axis == "shard" or getattr(mesh, axis) > 1}
+    held = mesh.of_parameters
+    shape = {axis: getattr(held, axis) for axis in AXES if axis == "shard" or getattr(held, axis) > 1}
     return init_device_mesh(device.kind, tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def context_group_of(mesh: Mesh) -> dist.ProcessGroup | None:
+    """Return this rank's context group, None where it is alone in it; a collective call of the whole world."""
+    if mesh.context == 1:
+        return None
+    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in mesh.groups("context")])
+    return own
 
 
 def _rendezvous(config: Config) -> dist.Store:

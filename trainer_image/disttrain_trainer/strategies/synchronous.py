@@ -1,4 +1,4 @@
-"""Steps that all ranks take together: DDP, FSDP2, tensor and expert parallelism, pipelines with a flush.
+"""Steps that all ranks take together: DDP, FSDP2, tensor, context and expert parallelism, pipelines with a flush.
 
 What makes one gradient of all ranks' is in the state that build.py makes: wrapped models and pipelines.
 """
@@ -105,7 +105,7 @@ class Synchronous(SumOverRanks):
         self._around.updated()
         return StepResult(
             step=state.step,
-            loss=loss * self.world.counts_replica,
+            loss=loss * self.world.counts_outputs,
             weight=weight,
             own_weight=batch.weight,
             gradient_norm=norm(),
@@ -134,11 +134,11 @@ class Synchronous(SumOverRanks):
         weight = sum(microbatch.weight for microbatch in microbatches)
         samples = sum(microbatch.samples for microbatch in microbatches)
         # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop or save.
-        counts = self.world.counts_replica
         order = self.state.layer_order
         digests = () if order is None else order.take()
         wishes = self._around.must_end(), self._around.must_save()
-        sums = self.world.sum_later(weight * counts, samples * counts, *wishes, *digests)
+        own = weight * self.world.counts_outputs, samples * self.world.counts_replica
+        sums = self.world.sum_later(*own, *wishes, *digests)
         return Batch(microbatches, weight, samples, loading, sums)
 
     def _require_same_layers(self, digests: Sequence[float]) -> None:
@@ -151,7 +151,7 @@ class Synchronous(SumOverRanks):
         state = self.state
         if state.gradient_sum is not None:
             state.gradient_sum.begin(state.step)
-        return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, self.world.replicas)
+        return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, self.world.parts)
 
     def end_step(self) -> int | None:
         """Do what follows the update; return the bytes that this rank has sent, where they are counted."""

@@ -40,7 +40,7 @@ class Figures:
             return {}
         zero = torch.zeros((), dtype=torch.float64)
         pairs = [torch.stack([value.cpu() for value in own.get(name, (zero, zero))]) for name in names]
-        sums = world.sum_tensor(torch.stack(pairs) * world.counts_replica).tolist()
+        sums = world.sum_tensor(torch.stack(pairs) * world.counts_outputs).tolist()
         return {
             name: total / weight if weight else math.nan
             for name, (total, weight) in zip(names, sums, strict=True)

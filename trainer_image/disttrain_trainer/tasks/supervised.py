@@ -16,6 +16,7 @@ from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate, parts_of
 from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
+from disttrain_trainer.parallel.context import Context
 from disttrain_trainer.protocols import Loss, Mean
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -33,6 +34,7 @@ class Supervised:
         self._training = training
         self._weighted: WeightedLoss | None = None
         self._loss_of = self._sum
+        self._context: Context | None = None
 
     def model(self) -> nn.Module:
         return build_model(self._training)
@@ -52,11 +54,15 @@ class Supervised:
         """Compile the model's pass and its loss as one, for a model that is called as it was made."""
         self._loss_of = torch.compile(self._sum)
 
+    def use_context(self, context: Context) -> None:
+        """Make batches of the part of every sequence that is this rank's."""
+        self._context = context
+
     def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         for index, sample in zip(indices, samples, strict=True):
             require_pair(sample, f"sample {index}")
         inputs, targets = collate("training.data", samples, indices)
-        return inputs, targets
+        return (inputs, targets) if self._context is None else self._context.part_of(inputs, targets)
 
     def weight(self, batch: tuple[Tensor, Tensor], weights: Tensor) -> float:
         return weight_of(batch[1], weights)

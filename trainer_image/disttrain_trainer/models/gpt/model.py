@@ -15,12 +15,16 @@ from disttrain_trainer.models.gpt.feed_forward import feed_forward, last_layer
 from disttrain_trainer.models.gpt.tensor_plan import tensor_plan
 from disttrain_trainer.moe.experts import FeedForwardExperts
 from disttrain_trainer.moe.layer import MixtureOfExperts
+from disttrain_trainer.protocols import ContextPart
 
 _STD = 0.02
 
 
 class Attention(nn.Module):
     """Causal self-attention: [B, T, D] -> [B, T, D]."""
+
+    context: ContextPart | None = None
+    """The part of sequences that is computed; None: whole ones."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -35,7 +39,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         dropout = self.dropout if self.training else 0.0
-        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if self.context is None:
+            y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            y = self.context.causal_attention(q, k, v, dropout)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -62,6 +69,9 @@ class Block(nn.Module):
 class Embeddings(nn.Module):
     """Tokens [B, T] -> [B, T, D]: what each is, and where."""
 
+    context: ContextPart | None = None
+    """The part of sequences that is computed; None: whole ones."""
+
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         assert config.sequence_length is not None
@@ -70,7 +80,8 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        length, device, part = tokens.shape[1], tokens.device, self.context
+        positions = torch.arange(length, device=device) if part is None else part.positions(length, device)
         return self.dropout(self.tokens(tokens) + self.positions(positions))
 
 
@@ -138,6 +149,12 @@ class Gpt(nn.Module):
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
         return tensor_plan(sequence, vocabulary, experts=self.has_experts)
+
+    def use_context(self, context: ContextPart) -> None:
+        """Compute parts of sequences from now on (parallel/context.py)."""
+        for layer in self.modules():
+            if isinstance(layer, Embeddings | Attention):
+                layer.context = context
 
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.

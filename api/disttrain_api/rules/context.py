@@ -1,0 +1,105 @@
+"""Context parallelism, where ranks compute parts of the same sequences: what goes with it, and what does not."""
+
+from disttrain_api.parallelism import AllReduce, DataParallelMode
+from disttrain_api.rules.rule import Rule, given, when
+from disttrain_api.spec import JobSpec
+from disttrain_api.training import LossName, ModelName
+
+_PATH = "spec.parallelism.contextParallelDegree"
+_DEGREE = given("self.?contextParallelDegree", "1")
+_OF_JOB = given("self.parallelism.?contextParallelDegree", "1")
+_DEGREES = {
+    "pipelineParallelDegree": "pipeline_parallel_degree",
+    "tensorParallelDegree": "tensor_parallel_degree",
+    "expertParallelDegree": "expert_parallel_degree",
+    "devicesPerProcess": "devices_per_process",
+}
+_OTHER_MODELS = [name.value for name in ModelName if name is not ModelName.GPT]
+_MODEL = given("self.?training.?model.?name", "''")
+# The first setting that does not go with it, or ''.
+_OTHER = " : ".join(
+    [
+        *(f"{given(f'self.?{alias}', '1')} > 1 ? '{alias}'" for alias in _DEGREES),
+        "self.dataParallel.mode != 'AllReduce' ? 'dataParallel.mode'",
+        "self.dataParallel.allReduce != 'Backend' ? 'dataParallel.allReduce'",
+        "has(self.dataParallel.compression) ? 'dataParallel.compression'",
+        "self.dataParallel.syncBatchNorm ? 'dataParallel.syncBatchNorm'",
+        "''",
+    ]
+)
+_OF_TRAINING = (
+    "(!has(self.training) ? '' : has(self.training.task) ? 'task' : self.training.compile ? 'compile'"
+    " : self.training.loss.name != 'CrossEntropy' ? 'loss.name' : '')"
+)
+
+
+def _degree(spec: JobSpec) -> int:
+    return spec.parallelism.context_parallel_degree or 1
+
+
+def _other(spec: JobSpec) -> str:
+    """The first setting of the layout that does not go with it, or ''."""
+    parallelism = spec.parallelism
+    settings = parallelism.data_parallel
+    given = {alias: (getattr(parallelism, field) or 1) > 1 for alias, field in _DEGREES.items()} | {
+        "dataParallel.mode": settings.mode is not DataParallelMode.ALL_REDUCE,
+        "dataParallel.allReduce": settings.all_reduce is not AllReduce.BACKEND,
+        "dataParallel.compression": settings.compression is not None,
+        "dataParallel.syncBatchNorm": settings.sync_batch_norm,
+    }
+    return next((name for name, is_given in given.items() if is_given), "")
+
+
+def _of_training(spec: JobSpec) -> str:
+    """The first setting of the training that does not go with it, or ''."""
+    training = spec.training
+    if training is None:
+        return ""
+    if training.task is not None:
+        return "task"
+    if training.compile:
+        return "compile"
+    return "loss.name" if training.loss.name is not LossName.CROSS_ENTROPY else ""
+
+
+def _model(spec: JobSpec) -> str:
+    return spec.training.model.name or "" if spec.training is not None else ""
+
+
+CONTEXT_RULES = (
+    Rule(
+        id="ContextWithLayout",
+        path=_PATH,
+        scope="spec.parallelism",
+        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas and shards beside it, or"
+        " remove one of the two",
+        check=lambda spec: when(_degree(spec) > 1 and bool(_other(spec)), degree=_degree(spec), setting=_other(spec)),
+        cel=f"{_DEGREE} == 1 || ({_OTHER}) == ''",
+        values={"degree": _DEGREE, "setting": _OTHER},
+        reads=("spec.parallelism",),
+    ),
+    Rule(
+        id="ContextNeedsModel",
+        path=_PATH,
+        sentence="the model '{model}' does not compute parts of sequences: `contextParallelDegree` must be 1, found"
+        " {degree}; use the model gpt, or `dataParallelShardDegree`",
+        check=lambda spec: when(
+            _degree(spec) > 1 and _model(spec) in _OTHER_MODELS, model=_model(spec), degree=_degree(spec)
+        ),
+        cel=f"{_OF_JOB} == 1 || !({_MODEL} in {_OTHER_MODELS})",
+        values={"model": _MODEL, "degree": _OF_JOB},
+        reads=(_PATH, "spec.training.model.name"),
+    ),
+    Rule(
+        id="ContextWithTraining",
+        path=_PATH,
+        sentence="`contextParallelDegree` {degree} conflicts with `training.{setting}`: it needs batches of tokens,"
+        " CrossEntropy, and layers that are not compiled; remove one of the two",
+        check=lambda spec: when(
+            _degree(spec) > 1 and bool(_of_training(spec)), degree=_degree(spec), setting=_of_training(spec)
+        ),
+        cel=f"{_OF_JOB} == 1 || {_OF_TRAINING} == ''",
+        values={"degree": _OF_JOB, "setting": _OF_TRAINING},
+        reads=(_PATH, "spec.training.task", "spec.training.compile", "spec.training.loss.name"),
+    ),
+)

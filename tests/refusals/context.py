@@ -1,0 +1,85 @@
+"""Jobs with context parallelism and something that does not go with it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.refusals.refusal import Refusal
+
+_PATH = "spec.parallelism.contextParallelDegree"
+_LLAMA = {"name": "transformers", "config": {"config": {"model_type": "llama"}}}
+_GPT = {"model": {"name": "gpt"}, "data": {"name": "text"}}
+_CONTEXT = {"contextParallelDegree": 2}
+_FOUR = {"workers": {"replicas": 4}}
+
+
+def _layout(setting: str, parallelism: Mapping[str, Any], **spec: Any) -> Refusal:
+    return Refusal(
+        "ContextWithLayout",
+        _PATH,
+        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas and shards beside it, or remove one of the"
+        " two",
+        {"training": _GPT, **_FOUR, "parallelism": {**_CONTEXT, **parallelism}, **spec},
+    )
+
+
+def _training(setting: str, training: Mapping[str, Any]) -> Refusal:
+    return Refusal(
+        "ContextWithTraining",
+        _PATH,
+        f"`contextParallelDegree` 2 conflicts with `training.{setting}`: it needs batches of tokens, CrossEntropy, and"
+        " layers that are not compiled; remove one of the two",
+        {"training": training, "parallelism": _CONTEXT},
+    )
+
+
+CONTEXT_REFUSALS = (
+    *(_layout(name, {name: 2}) for name in ("pipelineParallelDegree", "tensorParallelDegree", "devicesPerProcess")),
+    _layout(
+        "expertParallelDegree",
+        {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
+        training={**_GPT, "model": {"name": None, "entrypoint": "mine:model"}},
+    ),
+    _layout("dataParallel.mode", {"dataParallel": {"mode": "LocalSGD"}}),
+    _layout("dataParallel.allReduce", {"dataParallel": {"allReduce": "Ring"}}),
+    _layout("dataParallel.compression", {"dataParallel": {"compression": {"name": "FP16"}}}),
+    _layout(
+        "dataParallel.syncBatchNorm",
+        {"dataParallel": {"syncBatchNorm": True}},
+        training={**_GPT, "model": {"name": None, "entrypoint": "mine:model"}},
+    ),
+    *(
+        Refusal(
+            "ContextNeedsModel",
+            _PATH,
+            f"the model '{model}' does not compute parts of sequences: `contextParallelDegree` must be 1, found 2; use"
+            " the model gpt, or `dataParallelShardDegree`",
+            {"training": training, "parallelism": _CONTEXT},
+        )
+        for model, training in (
+            ("mlp", {}),
+            ("resnet", {"model": {"name": "resnet"}}),
+            ("transformers", {**_GPT, "model": _LLAMA}),
+        )
+    ),
+    _training("task", {"model": None, "data": None, "task": {"entrypoint": "mine:task"}}),
+    _training("compile", {**_GPT, "compile": True}),
+    _training("loss.name", {**_GPT, "loss": {"name": "MeanSquaredError"}}),
+)
+
+CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
+    "parts of sequences": {"training": _GPT, "parallelism": _CONTEXT},
+    "parts of sequences on shards": {
+        "training": {**_GPT, "activationCheckpointing": "Selective"},
+        **_FOUR,
+        "parallelism": {**_CONTEXT, "dataParallelShardDegree": 2},
+    },
+    "parts of a model of one's own": {
+        "training": {**_GPT, "model": {"name": None, "entrypoint": "mine:model"}},
+        **_FOUR,
+        "parallelism": {**_CONTEXT, "dataParallel": {"findUnusedParameters": True}},
+    },
+    "groups of one rank": {
+        "training": {"compile": True},
+        "parallelism": {"contextParallelDegree": 1, "dataParallel": {"mode": "BMUF"}},
+    },
+}

@@ -1,0 +1,97 @@
+"""What ranks of a context group compute, and what cannot be computed in parts. That it adds up to what one process
+computes: test_layouts.py."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from disttrain_api.mesh import Mesh
+from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.runtime.mesh import World
+from tests.unit.trainer.context_code import of_parts
+from tests.unit.trainer.worlds import run_cases, small, user
+
+TOKENS = {"data": user("double_tokens")}
+CONTEXT = {"contextParallelDegree": 2}
+REFUSED = {
+    "no method": (
+        small(model=of_parts("partless"), **TOKENS),
+        "the model Sequential has no method `use_context`, which makes it compute parts of sequences",
+    ),
+    "experts": (small(model=user("double_moe_gpt"), **TOKENS), "the model Gpt has experts"),
+    "heads": (
+        small(model=user("double_gpt", heads=3, width=12), **TOKENS),
+        "3 heads of attention must be a multiple of 2",
+    ),
+    "lengths": (
+        small(model=user("double_gpt", sequenceLength=9), data=user("ragged_tokens")),
+        "the sequences of `training.data` are 9 long, which must be a multiple of 2",
+    ),
+    "one class of a sample": (
+        small(model=user("double_gpt"), data=user("double_samples")),
+        "needs samples of `training.data` with a class for each of T tokens",
+    ),
+    "built-in sizes": (
+        small(model={"name": "gpt", "config": {"heads": 3, "width": 12}}, data={"name": "text"}),
+        "spec.training.model.config.heads: 3 must be a multiple of `contextParallelDegree`, which is 2",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where ranks write what they compute."""
+    return tmp_path_factory.mktemp("parts")
+
+
+@pytest.fixture(scope="module")
+def results(folder, tmp_path_factory):
+    cases = {name: [{"training": training, "parallelism": CONTEXT}] for name, (training, _) in REFUSED.items()}
+    watched = small(steps=1, model=of_parts("watched_gpt", folder=str(folder)), **TOKENS)
+    cases["watched"] = [{"training": watched, "parallelism": CONTEXT}]
+    return run_cases(tmp_path_factory.mktemp("context"), 2, cases)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_computed_in_parts_is_refused_by_name(results, case):
+    (error,) = results[case]["errors"]
+    assert error is not None
+    assert error.startswith("InvalidConfiguration: ")
+    assert REFUSED[case][1] in error
+
+
+@pytest.fixture(scope="module")
+def written(results, folder):
+    """The first microbatch of each rank."""
+    assert results["watched"]["errors"] == [None]
+    return [json.loads((folder / f"rank-{rank}.jsonl").read_text().splitlines()[0]) for rank in range(2)]
+
+
+def test_each_rank_computes_its_part_of_the_same_sequences(written):
+    first, second = (torch.tensor(one["tokens"]) for one in written)
+    assert first.shape == second.shape == (24, 4)
+    # Each token is as far from the one before it as that is from its own: only whole sequences go on so.
+    whole = torch.cat([first, second], 1)
+    steps = whole.diff(dim=1) % 16
+    assert torch.equal(steps, steps[:, :1].expand_as(steps))
+
+
+def test_each_rank_draws_its_own_dropout(written):
+    first, second = (one["noise"] for one in written)
+    assert any(first)
+    assert any(second)
+    assert first != second
+
+
+@pytest.mark.parametrize("mesh", [Mesh(replicate=2, context=2), Mesh(replicate=2, shard=2, context=4)], ids=str)
+def test_a_sample_counts_once_and_every_token_once(mesh):
+    nowhere: Any = SimpleNamespace()
+    worlds = [
+        World(rank, mesh.world_size, Device(torch.device("cpu"), "gloo"), mesh, nowhere, nowhere)
+        for rank in range(mesh.world_size)
+    ]
+    assert [world.replica for world in worlds if world.counts_replica] == list(range(mesh.data_parallel))
+    assert [world.part for world in worlds if world.counts_outputs] == list(range(mesh.parts))
