@@ -21,7 +21,7 @@ from pathlib import Path
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
-from disttrain_agent.output import KEPT_LINES, say, write_all
+from disttrain_agent.output import KEPT_LINES, log, write_all
 from disttrain_agent.processes import die_with
 from disttrain_agent.reports import Reports
 from disttrain_api.log_rules import LoggedProgress, compiled
@@ -60,7 +60,7 @@ def _progress_of(text: str) -> LogProgress:
         try:
             expressions.append(compiled(rule.pattern))
         except ValueError as error:
-            say(f"`{rule.pattern}` is left out: {error}")
+            log(f"`{rule.pattern}` is left out: {error}")
     return LogProgress(expressions, rules.total_steps, time.monotonic)
 
 
@@ -120,7 +120,7 @@ class _Program:
             self._streams.append(stream)
             self._loop.add_reader(pipe, self._pass_on, stream)
         look = Look(self._pod, _Alone(self), Reports(self._place.reports, [self.rank]))
-        listener = listen(self._pod, look, say)
+        listener = listen(self._pod, look, log)
         self._reap()
         await self._ended.wait()
         if listener is not None:

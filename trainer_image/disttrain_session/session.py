@@ -175,8 +175,8 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         """Count a step as done, report it, and write a checkpoint where one is due.
 
         After SIGTERM it writes a checkpoint, at the end of this step or the next, and raises SystemExit with code 143,
-        which ends the process; the next attempt goes on there. loss, figures: as `disttrain.report` takes them, of this rank; those of rank 0 are the
-        job's.
+        which ends the process; the next attempt goes on there. loss, figures: as `disttrain.report` takes them, of this
+        rank; those of rank 0 are the job's.
         """
         if self._objects is None:
             raise ValueError("call `restore` before the first step: it registers what checkpoints hold")

@@ -50,7 +50,7 @@ def size_of(value: Any) -> int:
             continue
         seen.add(id(item))
         size += sys.getsizeof(item)
-        # The kinds of parsed JSON by their type: this runs for each event of a watch, and `isinstance` takes most of it.
+        # By its type: this runs for each event of a watch, and `isinstance` would take most of it.
         kind = type(item)
         if kind is dict:
             rest.extend(item)

@@ -76,8 +76,8 @@ def test_what_no_pod_of_the_job_says_changes_nothing(changes: dict[str, Any]) ->
 
 def test_the_request_that_ranks_have_taken_is_in_the_status_with_their_attempt() -> None:
     world = a_running_world()
-    told(world, live_of(world, a_report(5), taken_request="now"))
-    told(world, live_of(world, a_report(6)))
+    with_live(world, live_of(world, a_report(5), taken_request="now"))
+    with_live(world, live_of(world, a_report(6)))
     assert world.job.status.checkpoint_request == TakenRequest(value="now", attempt=1)
 
 

@@ -261,8 +261,8 @@ def test_restarts_that_cannot_be_are_left_out_and_nothing_else(restarts: Any) ->
 @pytest.mark.parametrize(("rank", "worker"), [(1, 0), (2, 1), (3, 1), (99, 0)])
 def test_the_failed_rank_is_named_with_its_own_pod_though_worker_0s_agent_reports_it(rank: int, worker: int) -> None:
     world = in_place_of_two_pods()
-    says(world, trains(40))
-    (event,) = says(world, None, restarted(world, failure=KILLED.model_copy(update={"rank": rank})))
+    events_of(world, trains(40))
+    (event,) = events_of(world, None, restarted(world, failure=KILLED.model_copy(update={"rank": rank})))
     why = f"rank {rank} (pod digits-3f9a1-worker-{worker}-a1 on node node1) was killed by signal 9"
     assert attempt(world).last_restart_in_place == why
     assert event.message.startswith(why)
