@@ -255,6 +255,13 @@ class OnFailure(StrEnum):
     FAIL = "Fail"
 
 
+class OnMostInRow(StrEnum):
+    """Fail: the job ends once the same step fails again. RollBack: the next attempt takes other samples."""
+
+    FAIL = "Fail"
+    ROLL_BACK = "RollBack"
+
+
 class SkipSteps(ApiModel):
     """Steps whose gradient is not finite, or too large, make no update."""
 
@@ -263,7 +270,10 @@ class SkipSteps(ApiModel):
     window: Annotated[int, Field(ge=8, le=4096)] = 128
     """Steps; until there were so many, no norm is too large."""
     most_in_row: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """One more ends the job."""
+    """One more ends the attempt."""
+    on_most_in_row: OnMostInRow = OnMostInRow.FAIL
+    """What then follows. Fail: an attempt with the same samples, and if it fails at the same step, the job's end.
+    RollBack: an attempt that resumes from the last checkpoint and passes over the samples up to that step."""
 
 
 class Evaluation(ApiModel):

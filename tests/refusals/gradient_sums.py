@@ -135,6 +135,20 @@ GRADIENT_SUM_REFUSALS = (
             compressed("OneBit"),
         )
     ),
+    *(
+        Refusal(
+            "RollBackNeedsRestarts",
+            "spec.training.skipSteps",
+            "`onMostInRow` RollBack needs `storage`, and another attempt: `restartPolicy` Gang and `maxRestarts` of at"
+            " least 1",
+            {"training": {"skipSteps": {"onMostInRow": "RollBack"}}, **spec},
+        )
+        for spec in (
+            {},
+            {"storage": {"claimName": "c"}, "runPolicy": {"restartPolicy": "Never"}},
+            {"storage": {"claimName": "c"}, "runPolicy": {"maxRestarts": 0}},
+        )
+    ),
     Refusal(
         "MomentumCorrectionNeedsPlainSgd",
         f"{DATA_PARALLEL}.compression.momentumCorrection",

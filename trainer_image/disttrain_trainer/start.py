@@ -7,6 +7,7 @@ from disttrain_trainer.checkpoint.weights import load_weights
 from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, log_first_rank
 from disttrain_trainer.metrics.sinks.open import open_sinks
 from disttrain_trainer.metrics.sinks.sink import Sinks
+from disttrain_trainer.roll_back import pass_over_marked
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import keeping_random_state
@@ -24,6 +25,7 @@ def open_checkpoints(config: Config, world: World, state: State, reporter: Repor
     require_figure(settings, state.task, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
     latest = checkpoints.restore(state)
+    pass_over_marked(config, world, state)
     log_first_rank(
         world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0"
     )

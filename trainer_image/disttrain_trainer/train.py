@@ -15,6 +15,7 @@ from disttrain_trainer.checks.layer_watch import watching_layers
 from disttrain_trainer.checks.preflight.check import check_network
 from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
+from disttrain_trainer.roll_back import marking
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
@@ -50,7 +51,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
         around = Surroundings(
             config, world, state, lambda: _must_end(stop, checkpoints), lambda: _must_save(request, state), updated
         )
-        with open_strategy(around) as strategy:
+        with open_strategy(around) as strategy, marking(config, world, state):
             metrics = start_metrics(config, world, state, reporter, strategy)
             between = BetweenSteps(config, world, state, strategy, metrics, checkpoints, request, reporter)
             with closing(metrics.sink):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
+from disttrain_trainer.data.sampler import permute
+from tests.unit.trainer.stream_code import Rows
 from tests.unit.trainer.user_code import double_samples
 
 
@@ -73,3 +75,34 @@ def spoilt_samples(factor: float | str, of_all: bool = False) -> tuple[Dataset, 
     inputs, targets = (tensor.clone() for tensor in training.tensors)
     inputs[slice(None) if of_all else 30] *= float(factor)
     return TensorDataset(inputs, targets), held_out
+
+
+STEPS_OF_EPOCH, PER_STEP = 10, 24
+
+
+def _by_step(first: int, last: int, passed_over: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """The samples of ten steps in their order, those of steps `first` to `last` spoilt.
+
+    passed_over: (after this step, samples of so many steps): the order of who does not take these.
+    """
+    inputs, targets = (tensor.clone() for tensor in double_samples(STEPS_OF_EPOCH * PER_STEP)[0].tensors)
+    inputs[(first - 1) * PER_STEP : last * PER_STEP] = float("nan")
+    if passed_over is not None:
+        begin, count = (steps * PER_STEP for steps in passed_over)
+        inputs, targets = (torch.cat([tensor[:begin], tensor[begin + count :]]) for tensor in (inputs, targets))
+        inputs, targets = (torch.cat([tensor, tensor[:count]]) for tensor in (inputs, targets))
+    return inputs, targets
+
+
+def spoilt_steps(first: int, last: int, passed_over: tuple[int, int] | None = None) -> tuple[Dataset, Dataset]:
+    """See `_by_step`, put where the sampler of seed 0 takes them."""
+    ordered = _by_step(first, last, passed_over)
+    places = torch.from_numpy(permute(np.arange(len(ordered[0])), len(ordered[0]), 0, 0))
+    inputs, targets = (torch.empty_like(tensor) for tensor in ordered)
+    inputs[places], targets[places] = ordered
+    return TensorDataset(inputs, targets), double_samples()[1]
+
+
+def spoilt_rows(first: int, last: int, passed_over: tuple[int, int] | None = None) -> tuple[Rows, Dataset]:
+    """The same, iterated."""
+    return Rows(list(zip(*_by_step(first, last, passed_over), strict=True))), double_samples()[1]

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from statistics import median
 
-from disttrain_api.training import SkipSteps
+from disttrain_api.training import OnMostInRow, SkipSteps
 from disttrain_trainer.runtime.errors import NonFiniteLoss
 
 
@@ -39,10 +39,15 @@ class StepGuard:
         self.skipped += 1
         self._in_row += 1
         if self._in_row > self._settings.most_in_row:
+            advice = (
+                "lower `training.optimizer.learningRate`, look at the data of these steps, or raise "
+                "`training.skipSteps.mostInRow`"
+            )
+            if self._settings.on_most_in_row is OnMostInRow.ROLL_BACK:
+                advice = f"the next attempt passes over the samples up to this step; if it fails, too, {advice}"
             raise NonFiniteLoss(
                 f"{self._in_row} steps in a row have a gradient that is not used, the last of them step {step}, whose "
-                f"{reason}; lower `training.optimizer.learningRate`, look at the data of these steps, or raise "
-                "`training.skipSteps.mostInRow`",
+                f"{reason}; {advice}",
                 step=step,
             )
         return reason

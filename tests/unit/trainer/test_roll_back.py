@@ -1,0 +1,96 @@
+"""`skipSteps.onMostInRow: RollBack`: the next attempt trains as if the samples that cannot be used were not there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain_trainer.roll_back import MARK_FILE
+from tests.unit.trainer.comparisons import require_same, require_same_bits
+from tests.unit.trainer.worlds import run_cases, small
+
+DATA = ("spoilt_steps", "spoilt_rows")
+# Steps 5 and 6 cannot be used, and the last checkpoint before them is that of step 3.
+SPOILT = {"first": 5, "last": 6}
+
+
+def training(data: str, on_most: str = "RollBack", **config: Any) -> dict[str, Any]:
+    return small(
+        data={"entrypoint": f"tests.unit.trainer.loading_code:{data}", "config": SPOILT | config},
+        skipSteps={"mostInRow": 1, "onMostInRow": on_most},
+        steps=7,
+        checkpoint={"interval": 3, "asynchronous": False},
+        logging={"interval": 1},
+    )
+
+
+def twice(case: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"training": case}, {"training": case}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("alone")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, dict[str, Any]]:
+    cases = {data: twice(training(data)) for data in DATA}
+    # As if steps 4 to 6 had never had samples.
+    cases |= {f"{data}, without": [{"training": training(data, passed_over=(3, 3))}] for data in DATA}
+    cases["Fail"] = twice(training("spoilt_steps", "Fail"))
+    early = {"first": 1, "last": 2}
+    cases["no checkpoint"] = twice(training("spoilt_steps", **early))
+    cases["no checkpoint, without"] = [{"training": training("spoilt_steps", **early, passed_over=(0, 2))}]
+    cases["a later checkpoint"] = [
+        *twice(training("spoilt_steps") | {"steps": 6}),
+        {"training": training("spoilt_steps")},
+    ]
+    return run_cases(folder, 1, cases)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_the_next_attempt_trains_as_if_the_samples_were_not_there(alone: dict[str, dict[str, Any]], data: str) -> None:
+    first, second = alone[data]["errors"]
+    assert first.startswith("NonFiniteLoss: 2 steps in a row have a gradient that is not used, the last of them step 6")
+    assert "the next attempt passes over the samples up to this step; if it fails, too, lower" in first
+    assert second is None
+    assert alone[data]["report"].step == 7
+    require_same_bits(alone[data]["parameters"], alone[f"{data}, without"]["parameters"])
+
+
+def test_without_it_the_next_attempt_fails_at_the_same_step(alone: dict[str, dict[str, Any]], folder: Path) -> None:
+    first, second = alone["Fail"]["errors"]
+    assert first == second
+    assert not (folder / "Fail" / "test" / MARK_FILE).exists()
+
+
+def test_before_the_first_checkpoint_the_beginning_is_passed_over(alone: dict[str, dict[str, Any]]) -> None:
+    first, second = alone["no checkpoint"]["errors"]
+    assert first is not None
+    assert second is None
+    require_same_bits(alone["no checkpoint"]["parameters"], alone["no checkpoint, without"]["parameters"])
+
+
+def test_a_checkpoint_behind_the_mark_is_resumed_as_it_is(alone: dict[str, dict[str, Any]]) -> None:
+    """Red where samples are passed over once more."""
+    assert alone["a later checkpoint"]["errors"][1:] == [None, None]
+    require_same_bits(alone["a later checkpoint"]["parameters"], alone["spoilt_steps, without"]["parameters"])
+
+
+def test_two_replicas_pass_over_the_same_samples(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    two = run_cases(tmp_path, 2, {data: twice(training(data)) for data in DATA[:1]})
+    assert two["spoilt_steps"]["errors"][1] is None
+    require_same(two["spoilt_steps"]["parameters"], alone["spoilt_steps"]["parameters"])
+
+
+def test_what_is_no_mark_of_the_job_is_passed_by(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    texts = ["", "[]", "{", '{"uid": "another", "step": 6, "epoch": 0, "position": 144}', "9" * 5000]
+    for number, text in enumerate(texts):
+        place = tmp_path / str(number) / "test"
+        place.mkdir(parents=True)
+        (place / MARK_FILE).write_text(text)
+    case = [{"training": training("spoilt_steps", passed_over=(3, 3))}]
+    found = run_cases(tmp_path, 1, {str(number): case for number in range(len(texts))})
+    for result in found.values():
+        require_same_bits(result["parameters"], alone["spoilt_steps, without"]["parameters"])

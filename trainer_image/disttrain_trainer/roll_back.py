@@ -1,0 +1,125 @@
+"""Roll back: after too many skipped steps, the next attempt resumes with the samples that come after them.
+
+Without it the next attempt would meet the same samples in the same state, and fail at the same step. A mark beside the
+checkpoints says up to where samples are passed over. It belongs to the job that wrote it, and says nothing to
+checkpoints that are written later: their data stand behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
+
+from disttrain_api.training import OnMostInRow
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.data.stream import Stream, StreamSampler
+from disttrain_trainer.metrics.report import log_first_rank
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.errors import NonFiniteLoss
+from disttrain_trainer.runtime.files import read_bounded, write_atomically
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.randomness import keeping_random_state
+from disttrain_trainer.state import State
+
+MARK_FILE = "rolled-back.json"
+_MAX_BYTES = 4096
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Mark(BaseModel):
+    """Content of the file."""
+
+    uid: Annotated[str, Field(max_length=64)]
+    """Uid of the job."""
+    step: _Count
+    """The last of the steps whose gradients were not used."""
+    epoch: _Count
+    position: _Count
+    """With `epoch`, the cursor behind the samples of this step."""
+
+
+@contextmanager
+def marking(config: Config, world: World, state: State) -> Iterator[None]:
+    """Where too many steps in a row are skipped, and the job asks for it, leave the mark to the next attempt."""
+    try:
+        yield
+    except NonFiniteLoss:
+        if _rolls_back(config) and world.first:
+            _write(config, state)
+        raise
+
+
+def pass_over_marked(config: Config, world: World, state: State) -> None:
+    """Move the state's data behind the mark, if there is one ahead. All ranks together, once a checkpoint is restored.
+
+    Raises what an iterable data set raises.
+    """
+    if not _rolls_back(config):
+        return
+    mark = world.from_first(lambda: _read(config), tuple[int, int, int] | None)
+    if mark is None:
+        return
+    step, *place = mark
+    until, cursor, steps = Cursor(*place), state.cursor, 0
+    # The data may have changed: no more than a whole run is passed over.
+    while _is_before(cursor, until) and steps < config.training.steps:
+        cursor, steps = state.sampler.advance(cursor), steps + 1
+    if not steps:
+        return
+    world.all_or_none(lambda: _read_on(state, cursor))
+    state.cursor = cursor
+    log_first_rank(
+        world,
+        f"rolled back to step {state.step}: the next samples, of {steps} steps, are passed over, up to those of the "
+        f"former step {step}",
+    )
+
+
+def _rolls_back(config: Config) -> bool:
+    settings = config.training.skip_steps
+    return settings is not None and settings.on_most_in_row is OnMostInRow.ROLL_BACK
+
+
+def _is_before(cursor: Cursor, other: Cursor) -> bool:
+    return (cursor.epoch, cursor.position) < (other.epoch, other.position)
+
+
+def _read_on(state: State, cursor: Cursor) -> None:
+    """Read the samples before the cursor where data are iterated, which alone brings them there."""
+    stream, sampler = state.data.training, state.sampler
+    if not (isinstance(stream, Stream) and isinstance(sampler, StreamSampler)):
+        return
+    with keeping_random_state():
+        first = sampler.number(cursor)
+        for number in range(sampler.number(state.cursor), first):
+            stream[number]
+        # What looks at samples before the first step goes back to none that was passed over.
+        stream.resume(first, stream.position_before(first))
+
+
+def _read(config: Config) -> tuple[int, int, int] | None:
+    if config.checkpoint_folder is None:
+        return None
+    try:
+        mark = Mark.model_validate_json(read_bounded(config.checkpoint_folder / MARK_FILE, _MAX_BYTES))
+    except (OSError, ValidationError):
+        return None
+    return (mark.step, mark.epoch, mark.position) if mark.uid == config.job.uid else None
+
+
+def _write(config: Config, state: State) -> None:
+    """Write the mark. Where that is not possible, the next attempt meets the same samples."""
+    if config.checkpoint_folder is None:
+        return
+    # The step that was judged last has neither been made nor left behind.
+    behind = state.sampler.advance(state.cursor)
+    mark = Mark(uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position)
+    path = config.checkpoint_folder / MARK_FILE
+    try:
+        write_atomically(path, mark.model_dump_json())
+    except OSError as error:
+        print(f"disttrain: {path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
