@@ -11,74 +11,23 @@ import asyncio
 import errno
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.gang.join import Gang, join_gang
 from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.life import Life, Timing
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.output import log
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
-from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
+from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, hopeless
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
-from disttrain_api.names import PERMANENT, ExitCode, exit_reason
+from disttrain_api.names import ExitCode, exit_reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
-from disttrain_api.times import timestamp
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds."""
-
-    collect: float = 1.0
-    """After the first failure: time in which the other ranks may fail by themselves, so that the cause is known."""
-    peer_grace: float = 5.0
-    """Then, between SIGTERM and SIGKILL: they are stuck in a collective and have nothing to save."""
-    kill_margin: float = 2.0
-    """SIGKILL comes this long before the pod's grace period ends: after the trainer has given up by itself, and early
-    enough for the agent to report."""
-    own_name: float = OWN_NAME_SECONDS
-    """The master's own name must have an address by then."""
-    tear_down: float = 30.0
-    """A rank that has reported its work done is killed when its process has not ended by then."""
-    report: float = 2.0
-    """Between two looks at the ranks' reports."""
-    orphans: float = 0.02
-    """Between two looks for what ranks have left behind."""
-    gang: float = 60.0
-    """After the first failure of a gang: until then all pods must have ended their ranks, or none starts again."""
-
-    def kill_after(self, grace: float) -> float:
-        """Return when ranks that were asked to end are killed, counted from the begin of the pod's grace period."""
-        return max(grace - self.kill_margin, grace / 2)
-
-
-@dataclass
-class _Life:
-    """What has become of the ranks since they were started."""
-
-    memory_kills: int | None = None
-    """Of the pod's processes, before they were started."""
-    ends: list[RankEnd] = field(default_factory=list)
-    failed_at: float | None = None
-    failed_time: str = ""
-    """The same, for people."""
-    stopping: bool = False
-    """They were sent SIGTERM."""
-    kill_at: float | None = None
-    done_since: float | None = None
-    stopped_by_gang: bool = False
-    """They were sent SIGTERM because ranks of another pod had failed."""
-
-    @property
-    def failed(self) -> list[RankEnd]:
-        return [end for end in self.ends if not end.succeeded]
 
 
 class Supervisor:
@@ -99,7 +48,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._processes = Processes(self._rank_ended)
-        self._life = _Life()
+        self._life = Life()
         self._stop_at: float | None = None
         self._gang: Gang | None = None
         self._restarts: RestartsInPlace | None = None
@@ -139,7 +88,7 @@ class Supervisor:
 
     def _start_ranks(self, start: Start) -> None:
         """Raises OSError where they cannot be started."""
-        self._life = _Life(memory_kills())
+        self._life = Life(memory_kills())
         generation = self._gang.generation if self._gang is not None else 0
         self._processes.start(self._pod, self._command, start, generation)
         ranks = self._pod.ranks
@@ -160,7 +109,7 @@ class Supervisor:
     async def _ready_to_restart(self) -> bool:
         """Prepare another life of the ranks, which have all ended, where one is to follow; returns whether it may begin
         now. Raises OSError as `Reports.prepare`."""
-        gang, failure = self._gang, self._pod_failure()
+        gang, failure = self._gang, self._life.pod_failure(self._reports.checkpoint)
         if gang is None or failure is None or self._stop_at is not None:
             return False
         self._leave_where_hopeless(gang, failure)
@@ -169,7 +118,7 @@ class Supervisor:
             await self._until_gang_changed(gang, self._timing.orphans)
         generation = gang.generation
         if self._in_gang:
-            gang.ended(failure)
+            gang.ended(failure, self._since_failure)
         while self._in_gang:
             if (decided := gang.restarts) is not None and decided != self._restarts:
                 # Now, not when they start: there may be a pause.
@@ -202,21 +151,6 @@ class Supervisor:
     def _in_gang(self) -> bool:
         """Whether ranks may start again."""
         return self._gang is not None and self._gang.left is None and self._stop_at is None
-
-    def _pod_failure(self) -> PodFailure | None:
-        """How the ranks of this pod have failed, for the gang; None: they have not."""
-        ends, killed, now = self._life.ends, self._life.memory_kills, memory_kills()
-        cause = first_cause(ends)
-        if cause is None:
-            return None
-        if cause.signaled and cause.code not in PERMANENT:
-            cause = first_cause([end for end in ends if not end.signaled]) or cause
-        return PodFailure(
-            cause=cause.as_failure().model_copy(update={"log_tail": None}),
-            signaled=cause.signaled,
-            out_of_memory=killed is not None and now is not None and now > killed,
-            checkpoint=self._reports.checkpoint,
-        )
 
     def _leave_where_hopeless(self, gang: Gang, failure: PodFailure) -> None:
         """Tell the gang at once of a failure that ends the pod, unless it follows from another pod's."""
@@ -264,9 +198,9 @@ class Supervisor:
         elif collected_at is not None and now >= collected_at:
             life.kill_at = now + self._timing.peer_grace
             log(f"stopping ranks {_names(self._processes.alive)} because rank {life.failed[0].rank} failed")
-            if gang is not None and (failure := self._pod_failure()) is not None:
+            if gang is not None and (failure := self._life.pod_failure(self._reports.checkpoint)) is not None:
                 self._leave_where_hopeless(gang, failure)
-                gang.failed()
+                gang.failed(self._since_failure)
         elif gang is not None and gang.must_stop:
             life.kill_at = now + self._timing.peer_grace
             life.stopped_by_gang = True
@@ -298,7 +232,7 @@ class Supervisor:
             code = end.returncode
             log(f"rank {end.rank} " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"))
             if life.failed_at is None:
-                life.failed_at, life.failed_time = self._loop.time(), timestamp(datetime.now(UTC))
+                life.failed_at = self._loop.time()
         self._changed.set()
 
     def _stop(self, number: signal.Signals) -> None:
@@ -323,14 +257,15 @@ class Supervisor:
         cause = first_cause(self._life.ends)
         if cause is None or (self._stopped_first and cause.code in (ExitCode.STOPPED, ExitCode.PEER_LOST)):
             return None
-        if self._ended_for_gang(cause):
+        if self._life.ended_for_gang:
             why = "its agent stopped it, since ranks of another pod had failed"
             return _own_failure(cause.rank, ExitCode.PEER_LOST, why)
         return cause.as_failure().model_copy(update={"repeated": self._repeated})
 
-    def _ended_for_gang(self, cause: RankEnd) -> bool:
-        """Whether no rank of this pod had failed by itself."""
-        return self._life.stopped_by_gang and cause.signaled and cause.code not in PERMANENT
+    @property
+    def _since_failure(self) -> float:
+        """Seconds since the first rank failed."""
+        return 0.0 if self._life.failed_at is None else self._loop.time() - self._life.failed_at
 
     @property
     def _stopped_first(self) -> bool:
@@ -339,8 +274,8 @@ class Supervisor:
         return self._stop_at is not None and (failed_at is None or self._stop_at <= failed_at)
 
     def _end(self) -> int:
-        cause, code = first_cause(self._life.ends), exit_code(self._life.ends, stopped=self._stopped_first)
-        if cause is not None and not self._stopped_first and self._ended_for_gang(cause):
+        code = exit_code(self._life.ends, stopped=self._stopped_first)
+        if self._life.ended_for_gang and not self._stopped_first:
             code = ExitCode.PEER_LOST
         self._message.write(self._reports.progress(), self._failure(), self._restarts)
         log(f"exit code {code}")

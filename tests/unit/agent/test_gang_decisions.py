@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from disttrain_agent.gang.leader import Leader
 from disttrain_agent.gang.member import Member
-from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+from disttrain_agent.gang.messages import MAX_BODY_BYTES, Kind, Message, PodFailure, decode, encode, leaves
 from disttrain_agent.restart import Limits
 from disttrain_api.names import ExitCode
-from disttrain_api.report import FailureSignature, RankFailure
+from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankFailure
 
 WINDOW, PATIENCE = 1.0, 60.0
 TYPO = FailureSignature(error="NameError", place="/app/model.py:12", step=4, steps_done=4)
@@ -211,6 +211,23 @@ def test_a_member_starts_its_ranks_only_when_it_is_told_after_they_have_ended() 
     for late in (Message(kind=Kind.STOP, generation=0), leaves(0, "late"), start):
         member.receive(late)
     assert (member.generation, member.must_stop, member.left) == (1, False, None)
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\U0001f600", '"'])
+def test_a_failure_with_the_longest_texts_is_one_line_that_is_heard(character: str) -> None:
+    text = character * 10_000
+    signature = FailureSignature(error=character * MAX_ERROR_NAME, place=character * MAX_PLACE, step=1)
+    cause = RankFailure(rank=1, exit_code=1, reason=text, message=text, unquoted=text, signature=signature)
+    message = Message(kind=Kind.ENDED, generation=0, failure=PodFailure(cause=cause))
+    assert len(encode(message)) <= MAX_BODY_BYTES
+    assert b"\n" not in encode(message)
+    assert decode(encode(message)) == message
+
+
+def test_what_is_no_message_is_none() -> None:
+    for body in (b"", b"{}", b"[]", b"\xff", b'{"kind":"dance","generation":0}', b'{"kind":"stop","generation":-1}'):
+        assert decode(body) is None
+    assert decode(b'{"kind":"stop","generation":1,"more":2}') == Message(kind=Kind.STOP, generation=1)
 
 
 ENDS = st.sampled_from([killed(0), killed(2, signaled=True), exited(ExitCode.PEER_LOST), exited(3), exited(81)])

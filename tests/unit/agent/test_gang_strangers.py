@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.waiting import GENEROUS
 
 KEY = attempt_key("a token of the job", "gang", "uid-1", 1)
 WORKERS = 3
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KILLED = PodFailure(cause=RankFailure(rank=1, exit_code=137, signal=9))
 
 
@@ -33,7 +35,7 @@ class Port:
         self.leader = Leader(WORKERS, Limits(3, 0), 1.0, 60.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
-        self.agent = LeadingAgent(self.leader, lambda: None, self.log.append, KEY, WORKERS, listener)
+        self.agent = LeadingAgent(self.leader, lambda: None, self.log.append, KEY, WORKERS, listener, lambda: NOW)
         self._open: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -142,7 +144,10 @@ async def test_no_agent_takes_the_place_of_worker_0_or_of_none(port: Port, worke
     await until(lambda: port.agent.refused == 1)
 
 
-async def test_many_connections_that_prove_nothing_keep_no_agent_out(port: Port) -> None:
+async def test_many_connections_that_prove_nothing_keep_no_agent_out(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("disttrain_agent.gang.lead.HANDSHAKE_SECONDS", 1000.0)
     for _ in range(MAX_WAITING + 10):
         await port.connect()
     first = await port.joined(1)
@@ -152,6 +157,19 @@ async def test_many_connections_that_prove_nothing_keep_no_agent_out(port: Port)
     await until(lambda: port.agent.refused >= MAX_WAITING + 20 - 1)
     first.send(Message(kind=Kind.ENDED, generation=0, failure=KILLED))
     await until(lambda: 1 in port.leader._ended)
+
+
+async def test_an_agent_of_another_generation_takes_no_part_and_learns_where_none_does(port: Port) -> None:
+    member = await port.member()
+    member.send(Message(kind=Kind.JOINS, generation=1))
+    assert await is_closed(member._reader)
+    port.agent.leave("no more")
+    late = await port.member()
+    late.send(Message(kind=Kind.JOINS, generation=4))
+    heard = await late.receive()
+    assert (heard.kind, heard.generation, heard.why) == (Kind.LEAVES, 4, "no more")
+    assert await is_closed(late._reader)
+    assert port.agent._channels == {}
 
 
 async def test_one_connection_of_a_worker_counts_which_is_the_newest(port: Port) -> None:
@@ -205,7 +223,7 @@ async def test_a_message_that_was_changed_repeated_or_sent_elsewhere_ends_the_co
 
 async def test_an_agent_that_sends_too_much_loses_its_connection(port: Port) -> None:
     member = await port.joined(1)
-    member._writer.write(b"x" * 2 * MAX_LINE_BYTES)
+    member._writer.write(b"x" * (3 * MAX_LINE_BYTES // 2))
     assert await is_closed(member._reader)
     often = await port.joined(2)
     for _ in range(200):
@@ -231,6 +249,26 @@ async def test_signs_of_life_keep_a_connection(port: Port, brief: None, monkeypa
     assert port.agent._channels[1] is seen
     follower.close()
     await until(lambda: port.leader._present == {0})
+
+
+async def test_the_time_of_a_restart_is_that_of_the_first_failure_in_any_pod(port: Port) -> None:
+    for number, ago, time in ((1, 90.0, "2026-01-01T11:58:30Z"), (2, 30.0, "2026-01-01T11:59:30Z")):
+        members = [await port.member(worker) for worker in (1, 2)]
+        for member in members:
+            member.send(Message(kind=Kind.JOINS, generation=number - 1))
+        await until(lambda: port.leader._present == {0, 1, 2})
+        members[1].send(Message(kind=Kind.FAILED, generation=number - 1, ago=ago))
+        await until(lambda: port.leader._failed_at is not None)
+        port.agent.ended(KILLED, 600.0)
+        for member in members:
+            member.send(Message(kind=Kind.ENDED, generation=number - 1, failure=KILLED, ago=1.0))
+        await until(lambda: len(port.leader._ended) == WORKERS)
+        assert port.agent.restarts is not None
+        assert (port.agent.restarts.count, port.agent.restarts.time) == (number, time)
+        port.leader.tick(1e9)
+        for member in members:
+            member.close()
+        await until(lambda: port.leader._present == {0})
 
 
 async def test_an_agent_connects_again_and_takes_part(port: Port) -> None:
@@ -262,7 +300,7 @@ async def test_who_takes_the_place_of_worker_0s_agent_learns_no_message_and_orde
     assert not follower.must_stop
     await until(lambda: log)
     assert "does not know the token of this attempt" in log[0]
-    follower.ended(KILLED)
+    follower.ended(KILLED, 0.0)
     assert follower.left is not None
     follower.close()
     server.close()

@@ -6,9 +6,10 @@ import pytest
 
 from disttrain_agent import resolve, supervise
 from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.life import Timing
 from disttrain_agent.reports import TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
-from disttrain_agent.supervise import Supervisor, Timing
+from disttrain_agent.supervise import Supervisor
 from disttrain_api.names import ExitCode
 from disttrain_api.report import decode_pod_report
 

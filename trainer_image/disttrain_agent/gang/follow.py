@@ -47,14 +47,14 @@ class FollowingAgent:
     def tick(self) -> None:
         """Nothing is ever due."""
 
-    def failed(self) -> None:
-        """A rank of this pod has failed."""
-        self._member.failed()
+    def failed(self, ago: float) -> None:
+        """A rank of this pod has failed, so many seconds ago."""
+        self._member.failed(ago)
         self._pass_on()
 
-    def ended(self, failure: PodFailure) -> None:
+    def ended(self, failure: PodFailure, ago: float) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""
-        self._member.ended(failure)
+        self._member.ended(failure, ago)
         self._pass_on()
 
     def leave(self, why: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, lead
 from disttrain_agent.gang.leader import Leader, Left
@@ -24,11 +24,17 @@ class LeadingAgent:
     """
 
     def __init__(
-        self, leader: Leader, changed: Callable[[], None], log: Callable[[str], None], key: bytes = b"",
-        workers: int = 1, listener: socket.socket | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        leader: Leader,
+        changed: Callable[[], None],
+        log: Callable[[str], None],
+        key: bytes = b"",
+        workers: int = 1,
+        listener: socket.socket | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._leader, self._changed, self._log = leader, changed, log
-        self._key, self._workers = key, workers
+        self._key, self._workers, self._clock = key, workers, clock
         self._loop = asyncio.get_running_loop()
         self._channels: dict[int, Channel] = {}
         self._unproven: Waiting[asyncio.WriteTransport] = Waiting()
@@ -64,15 +70,15 @@ class LeadingAgent:
         self._leader.tick(self._loop.time())
         self._pass_on()
 
-    def failed(self) -> None:
-        """A rank of this pod has failed."""
+    def failed(self, ago: float) -> None:
+        """A rank of this pod has failed, so many seconds ago."""
         self._leader.failed(0, self.generation, self._loop.time())
-        self._pass_on()
+        self._pass_on(ago)
 
-    def ended(self, failure: PodFailure) -> None:
+    def ended(self, failure: PodFailure, ago: float) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""
         self._leader.ended(0, self.generation, failure, self._loop.time())
-        self._pass_on()
+        self._pass_on(ago)
 
     def leave(self, why: str) -> None:
         """No rank starts again."""
@@ -88,14 +94,14 @@ class LeadingAgent:
         for channel in self._channels.values():
             channel.close()
 
-    def _pass_on(self) -> None:
-        """Send the leader's orders to all pods, and note what has come of them."""
+    def _pass_on(self, ago: float = 0.0) -> None:
+        """Send the leader's orders to all pods, and note what has come of them. ago: seconds since a rank failed."""
         orders, self._leader.orders = self._leader.orders, []
         for order in orders:
             for channel in list(self._channels.values()):
                 channel.send(order)
         if self._leader.due is not None and self._failed[0] != self.generation:
-            self._failed = self.generation, timestamp(datetime.now(UTC))
+            self._failed = self.generation, timestamp(self._clock() - timedelta(seconds=ago))
         restart = self._leader.restart
         if restart is not None and (self.restarts is None or self.restarts.count < restart.count):
             self.restarts = RestartsInPlace(
@@ -150,7 +156,7 @@ class LeadingAgent:
             self._leader.ended(worker, message.generation, message.failure, now)
         elif message.kind is Kind.LEAVES and message.generation == self.generation:
             self._leader.leave(f"worker {worker}: {message.why}")
-        self._pass_on()
+        self._pass_on(message.ago)
         self._changed()
 
     def _refuse(self, address: str, why: str) -> None:

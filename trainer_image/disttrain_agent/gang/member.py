@@ -45,22 +45,22 @@ class Member:
             elif message.kind is Kind.LEAVES:
                 self._leave(Left(message.why, message.repeated))
 
-    def failed(self) -> None:
-        """A rank of this pod has failed."""
+    def failed(self, ago: float = 0.0) -> None:
+        """A rank of this pod has failed, so many seconds ago."""
         if self.left is not None or self._failed:
             return
         self._failed = True
         if self._connected:
-            self.orders.append(Message(kind=Kind.FAILED, generation=self.generation))
+            self.orders.append(Message(kind=Kind.FAILED, generation=self.generation, ago=ago))
         else:
             self._leave(Left("worker 0's agent is not connected"))
 
-    def ended(self, failure: PodFailure) -> None:
+    def ended(self, failure: PodFailure, ago: float = 0.0) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""
-        self.failed()
+        self.failed(ago)
         if self.left is None and not self._ended:
             self._ended = True
-            self.orders.append(Message(kind=Kind.ENDED, generation=self.generation, failure=failure))
+            self.orders.append(Message(kind=Kind.ENDED, generation=self.generation, failure=failure, ago=ago))
 
     def leave(self, why: str) -> None:
         """No rank starts again."""

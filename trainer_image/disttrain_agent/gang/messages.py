@@ -9,7 +9,7 @@ from disttrain_api.base import ApiModel
 from disttrain_api.bounds import cut
 from disttrain_api.report import MAX_SENTENCE, FailureSignature, RankFailure
 
-MAX_BODY_BYTES = 16 * 1024
+MAX_BODY_BYTES = 32 * 1024
 """More than a failure with its longest texts takes."""
 
 
@@ -48,6 +48,8 @@ class Message(_Part):
     generation: Annotated[int, Field(ge=0, le=2**31)]
     failure: PodFailure | None = None
     """With `ended`."""
+    ago: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 0.0
+    """With `failed` and `ended`: seconds since the first rank of the pod failed."""
     why: Annotated[str, Field(max_length=MAX_SENTENCE)] = ""
     """With `leaves`."""
     repeated: FailureSignature | None = None

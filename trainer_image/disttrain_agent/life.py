@@ -1,0 +1,80 @@
+"""A life of a pod's ranks, from their start to the end of the last one, and the times that it may take."""
+
+from dataclasses import dataclass, field
+
+from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.memory_kills import memory_kills
+from disttrain_agent.resolve import OWN_NAME_SECONDS
+from disttrain_agent.verdict import RankEnd, first_cause
+from disttrain_api.names import PERMANENT
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds."""
+
+    collect: float = 1.0
+    """After the first failure: time in which the other ranks may fail by themselves, so that the cause is known."""
+    peer_grace: float = 5.0
+    """Then, between SIGTERM and SIGKILL: they are stuck in a collective and have nothing to save."""
+    kill_margin: float = 2.0
+    """SIGKILL comes this long before the pod's grace period ends: after the trainer has given up by itself, and early
+    enough for the agent to report."""
+    own_name: float = OWN_NAME_SECONDS
+    """The master's own name must have an address by then."""
+    tear_down: float = 30.0
+    """A rank that has reported its work done is killed when its process has not ended by then."""
+    report: float = 2.0
+    """Between two looks at the ranks' reports."""
+    orphans: float = 0.02
+    """Between two looks for what ranks have left behind."""
+    gang: float = 60.0
+    """After the first failure of a gang: until then all pods must have ended their ranks, or none starts again."""
+
+    def kill_after(self, grace: float) -> float:
+        """Return when ranks that were asked to end are killed, counted from the begin of the pod's grace period."""
+        return max(grace - self.kill_margin, grace / 2)
+
+
+@dataclass
+class Life:
+    """What has become of the ranks since they were started."""
+
+    memory_kills: int | None = None
+    """Of the pod's processes, before they were started."""
+    ends: list[RankEnd] = field(default_factory=list)
+    failed_at: float | None = None
+    stopping: bool = False
+    """They were sent SIGTERM."""
+    kill_at: float | None = None
+    done_since: float | None = None
+    stopped_by_gang: bool = False
+    """They were sent SIGTERM because ranks of another pod had failed."""
+
+    @property
+    def failed(self) -> list[RankEnd]:
+        return [end for end in self.ends if not end.succeeded]
+
+    @property
+    def ended_for_gang(self) -> bool:
+        """Whether ranks were stopped for another pod's, and none had failed by itself."""
+        cause = first_cause(self.ends)
+        return self.stopped_by_gang and cause is not None and cause.signaled and cause.code not in PERMANENT
+
+    def pod_failure(self, checkpoint: int | None) -> PodFailure | None:
+        """How they have failed, for the gang; None: they have not. checkpoint: step of the newest that they reported.
+
+        A rank that was stopped is the cause only where none has failed by itself.
+        """
+        killed, now = self.memory_kills, memory_kills()
+        cause = first_cause(self.ends)
+        if cause is None:
+            return None
+        if cause.signaled and cause.code not in PERMANENT:
+            cause = first_cause([end for end in self.ends if not end.signaled]) or cause
+        return PodFailure(
+            cause=cause.as_failure().model_copy(update={"log_tail": None}),
+            signaled=cause.signaled,
+            out_of_memory=killed is not None and now is not None and now > killed,
+            checkpoint=checkpoint,
+        )
