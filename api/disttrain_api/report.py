@@ -178,7 +178,7 @@ class RankFailure(_Report):
 
 
 class RestartsInPlace(_Report):
-    """How often an agent has started the ranks of its pod again, or is about to after a pause."""
+    """How often worker 0's agent has had all ranks start again, or is about to after a pause."""
 
     count: Annotated[int, Field(ge=1, le=2**31 - 1)]
     time: Annotated[str, BeforeValidator(_time)]

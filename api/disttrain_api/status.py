@@ -233,7 +233,7 @@ class Attempt(StatusModel):
     replacements: list[Replacement] = []
     """Pods that were recreated alone; the last fifty."""
     restarts_in_place: int | None = None
-    """Restarts of its ranks in their pod."""
+    """Restarts of its ranks in their pods."""
     last_restart_in_place: str | None = None
     """Why, the last time."""
     succeeded: str | None = None

@@ -147,7 +147,7 @@ def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetim
 
 
 def note_restarts_in_place(status: JobStatus, count: int, why: str) -> JobStatus:
-    """The ranks of the current attempt have started again in their pod so often, the last time for this reason."""
+    """The ranks of the current attempt have started again in their pods so often, the last time for this reason."""
     return _with_current(status, {"restarts_in_place": count, "last_restart_in_place": why})
 
 

@@ -33,7 +33,7 @@ def account(
     """Return `status`, which the transition leads to, with the time counted until now.
 
     job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
-    failed_at: when ranks failed that have started again in their pod since then; None: none have.
+    failed_at: when ranks failed that have started again in their pods since then; None: none have.
     """
     former = job.status.goodput
     if former is not None and status == job.status:

@@ -15,7 +15,7 @@ from disttrain_operator.decide.verdict import words_of_rank
 
 
 def learn_restarts(status: JobStatus, observed: Observed, spec: JobSpec) -> JobStatus:
-    """The status with how often the ranks of the current attempt have started again in their pod, and why."""
+    """The status with how often the ranks of the current attempt have started again in their pods, and why."""
     found = _newest(status, observed)
     if found is None or found[1].count <= _count(status):
         return status

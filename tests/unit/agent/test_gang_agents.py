@@ -48,6 +48,7 @@ def gangs(tmp_path: Path) -> Iterator[Gangs]:
     yield make
     for pod in made:
         pod.end()
+    assert not any("Traceback" in pod.log for pod in made), "\n".join(pod.log for pod in made)
 
 
 def start(pods: list[Pod], program: str) -> None:

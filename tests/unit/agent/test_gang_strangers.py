@@ -205,7 +205,10 @@ async def test_a_message_that_was_changed_repeated_or_sent_elsewhere_ends_the_co
             other._writer.write(ended)
             reader = other._reader
         elif attack == "reflected":
-            port.agent._channels[1].send(Message(kind=Kind.STOP, generation=0))
+            for _ in range(2):
+                port.agent._channels[1].send(Message(kind=Kind.STOP, generation=0))
+            await member._reader.readuntil(b"\n")
+            # The number of this line is that of the member's next one.
             write(await member._reader.readuntil(b"\n"))
             reader = member._reader
         elif attack == "left out":
