@@ -133,3 +133,34 @@ def is_next_life(run: Run, former: list[psutil.Process], agents: list[int]) -> b
         new = len(now) == len(former) == 2 and not {rank.pid for rank in now} & {rank.pid for rank in former}
         return new and [rank.ppid() for rank in now] == agents
     return False
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_gang_is_recreated_where_an_agent_dies_and_the_curve_is_that_of_a_run_without_that(
+    workplace: Workplace, victim: int
+) -> None:
+    released = workplace.folder / "released"
+    run = workplace.start(job(workplace, released, pods=2))
+    run.until(lambda: is_held(run), "it waits behind its second checkpoint")
+    agent = ranks_of(run)[victim].parent()
+    assert agent is not None
+    assert agent.name() == "agent"
+    agent.kill()
+    run.until(lambda: f"resuming after step {2 * INTERVAL} " in run.log(0, attempt=2), "the next attempt resumes")
+    released.touch()
+    assert run.wait() == 0, run.stderr
+
+    undisturbed = workplace.beside("undisturbed")
+    other = undisturbed.run(job(undisturbed, released, pods=2))
+    assert other.exit_code == 0, other.stderr
+    assert losses(run) == losses(other)
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))
+    status = run.status
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 1)
+    assert [entry.get("restartsInPlace") for entry in status["attempts"]] == [None, None]
+    assert not run.left()
+
+
+def losses(run: Run) -> dict[int, set[tuple[float, float]]]:
+    """Loss and gradient norm of each step, of any attempt."""
+    return {step: {(loss, norm) for loss, norm, _ in seen} for step, seen in curve(run).items()}

@@ -87,6 +87,35 @@ def test_a_killed_rank_restarts_all_of_them_below_the_same_agents(gangs: Gangs, 
     assert [pod.report.restarts_in_place for pod in pods[1:]] == [None, None]
 
 
+def test_ranks_of_several_pods_that_fail_at_once_are_one_restart(gangs: Gangs) -> None:
+    pods = gangs(3)
+    start(pods, FIRST_LIFE_HOLDS)
+    for pod in pods[1:]:
+        os.kill(rank_of(pod), signal.SIGKILL)
+    assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)
+    assert restarts(pods[0]).count == 1
+    assert restarts(pods[0]).failure.signal == signal.SIGKILL
+    assert [len(list(pod.folder.glob("life-*"))) for pod in pods] == [2, 2, 2]
+
+
+def test_a_rank_that_fails_while_all_start_again_is_another_restart(gangs: Gangs) -> None:
+    pods = gangs(2)
+    program = f"""
+if number == 1:
+    {HOLD}
+if number == 2 and rank == 1:
+    sys.exit(7)
+if number == 2:
+    signal.pause()
+{FINISH}
+"""
+    start(pods, program)
+    os.kill(rank_of(pods[0]), signal.SIGKILL)
+    assert [pod.wait() for pod in pods] == [0, 0], pods[0].log + pods[1].log
+    assert (restarts(pods[0]).count, restarts(pods[0]).failure.exit_code) == (2, 7)
+    assert [len(list(pod.folder.glob("life-*"))) for pod in pods] == [3, 3]
+
+
 def test_no_pod_starts_again_before_nothing_is_left_in_any(gangs: Gangs) -> None:
     pods = gangs(2)
     orphan = pods[1].folder / "orphan"
