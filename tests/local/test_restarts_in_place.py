@@ -52,9 +52,12 @@ def curve(run: Run) -> dict[int, set[tuple[float, float, int]]]:
 
 
 def is_held(run: Run) -> bool:
-    """Whether the ranks have come to the step in which they wait, and the checkpoint before it is complete."""
+    """Whether the ranks have come to the step in which they wait, and the checkpoint before it is complete, and their
+    agents know each other."""
     saved = list(run.folder.glob(f"disttrain-runs/*/storage/*/step-{2 * INTERVAL}/.metadata"))
-    return bool(saved) and f"step: {SEEN}  " in run.log(0, attempt=1)
+    log = run.log(0, attempt=1)
+    alone = not run.log(1, attempt=1)
+    return bool(saved) and f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
 
 
 def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_without_the_kill(

@@ -7,6 +7,7 @@ nothing that was sent elsewhere, before, or by somebody else is taken, and nothi
 import asyncio
 import hmac
 import secrets
+from contextlib import suppress
 
 from disttrain_agent.gang.messages import MAX_BODY_BYTES, Kind, Message, decode, encode
 from disttrain_agent.limits import Bucket
@@ -115,6 +116,14 @@ async def follow(
     answer = await _exactly(reader, ANSWER_BYTES)
     writer.write(proof_for(hello, answer, key))
     return Channel(reader, writer, _session(key, hello, answer[:NONCE_BYTES]), b"member", b"leader")
+
+
+async def end(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once."""
+    writer.transport.abort()
+    # What broke it is known already, and nobody else asks.
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _exactly(reader: asyncio.StreamReader, count: int) -> bytes:

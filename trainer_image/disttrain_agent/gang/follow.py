@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
-from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, follow
+from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, follow
 from disttrain_agent.gang.leader import Left
 from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import PodFailure
@@ -105,9 +104,8 @@ class FollowingAgent:
         finally:
             if alive is not None:
                 alive.cancel()
-            with suppress(RuntimeError):
-                writer.transport.abort()
             if self._channel is not None:
                 self._channel = None
                 self._member.lost()
                 self._changed()
+            await end(writer)

@@ -3,10 +3,9 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, lead
+from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, lead
 from disttrain_agent.gang.leader import Leader, Left
 from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
 from disttrain_api.handshake import Refused
@@ -131,6 +130,8 @@ class LeadingAgent:
             former, self._channels[worker] = self._channels.get(worker), channel
             if former is not None:
                 former.close()
+            if len(self._channels) == self._workers - 1:
+                self._log(f"restarts in place: the agents of all {self._workers} workers are connected")
             alive = self._loop.create_task(channel.stay_alive())
             while True:
                 self._hear(worker, await channel.receive())
@@ -141,12 +142,11 @@ class LeadingAgent:
             self._unproven.remove(transport)
             if alive is not None:
                 alive.cancel()
-            with suppress(RuntimeError):
-                transport.abort()
             if channel is not None and self._channels.get(worker) is channel:
                 del self._channels[worker]
                 self._leader.lost(worker)
                 self._pass_on()
+            await end(writer)
 
     def _hear(self, worker: int, message: Message) -> None:
         now = self._loop.time()
