@@ -190,17 +190,6 @@ def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl
     end_soon(kubectl, "pause")
 
 
-def test_wrong_data_fails_at_once_with_the_field_and_the_path(kubectl: Kubectl) -> None:
-    data = {"name": "text", "config": {"paths": ["/no/such/folder"], "sequenceLength": 32}}
-    training = {"model": {"name": "gpt"}, "data": data, "steps": 5, "microBatchSize": 2}
-    kubectl.apply(job("nodata", {"workers": {"replicas": 2}, "training": training}))
-    kubectl.wait("Finished", "nodata")
-    failed = kubectl.condition("nodata", "Failed")
-    assert failed["reason"] == "DataNotFound"
-    assert "/no/such/folder" in failed["message"]
-    assert kubectl.status("nodata")["restarts"] == 0
-
-
 def test_agents_that_wait_for_an_address_are_not_a_job_that_runs(kubectl: Kubectl) -> None:
     nowhere = {"spec": {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}}
     kubectl.apply(long_job("lost", workers={"template": nowhere}))

@@ -120,25 +120,6 @@ def test_a_gang_that_fits_runs_and_costs_2n_plus_4_requests(
     }
 
 
-def test_two_gangs_that_fit_one_at_a_time_run_one_after_the_other(operator: OperatorProcess, team: Team) -> None:
-    a_gang(team, 3, "one")
-    a_gang(team, 3, "two")
-
-    def running() -> list[str]:
-        return [name for name in ("one", "two") if team.condition("Running", name)["status"] == "True"]
-
-    first = eventually(running)[0]
-    second = "two" if first == "one" else "one"
-    reason = eventually(lambda: team.condition("Running", second)["reason"] == "WaitingForRoom")
-    assert reason
-    assert all(node_of(pod) is None for pod in of(team, second)), "nothing of it takes room"
-    assert "3 pods x 8 nvidia.com/gpu; 1 fit" in team.condition("Running", second)["message"]
-    team.delete(first)
-    for pod in of(team, first):
-        remove(team, pod)
-    team.wait_for("Running", name=second)
-
-
 def test_ranks_follow_the_topology(operator: OperatorProcess, team: Team) -> None:
     """The whole job is one group: two nodes of one zone."""
     other = occupy(team, "fake-0")

@@ -79,24 +79,6 @@ def test_what_happens_while_the_operator_is_down_is_seen_when_it_is_back(operato
         team.delete(name)
 
 
-def test_a_member_that_succeeded_and_was_removed_while_the_operator_was_down_is_not_missed(
-    operator: OperatorProcess, team: Team
-) -> None:
-    team.create()
-    first, second = team.wait_for_pods(2)
-    team.run([first, second])
-    team.wait_for("Running")
-    team.finish([second])
-    eventually(lambda: team.status()["attempts"][0].get("succeeded") == "worker 1")
-    operator.kill()
-    path = f"/api/v1/namespaces/{team.namespace}/pods/{second['metadata']['name']}"
-    team.ask("DELETE", path, {"gracePeriodSeconds": 0})
-    operator.start()
-    team.finish([first])
-    team.wait_for("Complete", reason="WorkersSucceeded")
-    assert (team.status()["attempt"], team.status()["restarts"]) == (1, 0)
-
-
 def test_the_operator_survives_the_api_server(
     control_plane: ControlPlane, operator: OperatorProcess, team: Team
 ) -> None:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 from disttrain.client import Client
-from disttrain.errors import CommandError
 from disttrain.main import main
 from disttrain_api.names import MAX_JOB_NAME_LENGTH
 from tests.builders import NOW, a_manifest
@@ -157,24 +155,6 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(control_plane: ControlPlane, 
     assert code == 130
     assert "Traceback" not in err
     assert control_plane.api.ask("GET", f"{JOBS.format(namespace)}/digits").status == 200
-
-
-def test_the_client_submits_waits_and_deletes(control_plane: ControlPlane, namespace: str) -> None:
-    client = Client(namespace=namespace)
-    job = client.submit(a_manifest())
-    assert (job.name, job.namespace, job.finished) == ("digits", namespace, False)
-    assert client.get("digits").uid == job.uid
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.wait, "digits", timeout=GENEROUS)
-        try:
-            write_status(control_plane, namespace, a_status("Complete"))
-        except AssertionError:
-            client.delete("digits")  # nobody waits for it any longer
-            raise
-        assert waiting.result().finished
-    client.delete("digits")
-    with pytest.raises(CommandError, match=f"cannot read {namespace}/digits: .*not found"):
-        client.get("digits")
 
 
 def test_the_verbs_see_and_change_a_job(

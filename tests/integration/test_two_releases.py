@@ -68,37 +68,6 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
     assert {release.key() for release in releases} == keys
 
 
-def test_a_release_of_one_namespace_acts_unless_one_of_all_does(
-    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
-) -> None:
-    team = Team(control_plane.api, "two-teams")
-    narrow = Release(control_plane, tmp_path, "two", "two-teams", ("watchNamespaces={two-teams}",))
-    wide = Release(control_plane, tmp_path, "one", "ops")
-    releases += [narrow, wide]
-    assert (done := narrow.install()).returncode == 0, done.stderr
-    narrow.start()
-    eventually(narrow.acts, narrow.describe)
-    team.create("before")
-    eventually(lambda: len(team.pods()) == 2, team.pods)
-
-    assert (done := wide.install()).returncode == 0, done.stderr
-    wide.start()
-    eventually(wide.acts, wide.describe)
-    eventually(lambda: not narrow.acts(), narrow.describe)
-    eventually(lambda: "release ops/one serves all namespaces, and so this one's" in narrow.describe(), narrow.describe)
-    team.create("amid")
-    eventually(lambda: len(team.pods()) == 4, team.pods)
-    assert wide.acts()
-    assert not narrow.acts()
-
-    wide.uninstall()
-    assert wide.operator is not None
-    wide.operator.stop()
-    eventually(narrow.acts, narrow.describe)
-    team.create("after")
-    eventually(lambda: len(team.pods()) == 6, team.pods)
-
-
 def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_none(
     control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
 ) -> None:

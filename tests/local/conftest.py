@@ -1,7 +1,6 @@
 """`disttrain run` as a process in a folder of its own, and everything below it."""
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -199,7 +198,3 @@ def script(workplace: Workplace, text: str, name: str = "program.py") -> str:
     path = workplace.folder / name
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0

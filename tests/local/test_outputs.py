@@ -169,14 +169,6 @@ def test_a_reader_that_does_not_read_holds_nothing_up(workplace: Workplace) -> N
     suspended_with_a_checkpoint(run)
 
 
-def test_a_log_on_a_full_disk_changes_nothing(workplace: Workplace) -> None:
-    path = workplace.write(workers={"replicas": 1}, training=SHORT)
-    with Path("/dev/full").open("wb") as full:
-        run = workplace.execute([*DISTTRAIN, "run", str(path)], stdout=full, stderr=full)
-        assert run.wait() == 0
-    assert stored(run)["status"]["phase"] == "Succeeded"
-
-
 def test_a_status_that_cannot_be_printed_is_in_its_file(workplace: Workplace) -> None:
     path = workplace.write(workers={"replicas": 1}, training=SHORT)
     with Path("/dev/full").open("wb") as full:

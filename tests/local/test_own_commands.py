@@ -8,7 +8,7 @@ import pytest
 
 from tests.waiting import until
 
-from .conftest import DISTTRAIN, Run, Workplace, command, own, runs, script
+from .conftest import DISTTRAIN, Run, Workplace, command, own, script
 
 TORCHRUN_SCRIPT = """
 import os
@@ -42,78 +42,6 @@ def test_an_unmodified_torchrun_script_runs_without_arguments(workplace: Workpla
         assert f"rank {rank} of {size}, local {rank % 2}: {mean:.3f}" in logs
 
 
-@pytest.mark.parametrize(
-    ("failure", "class_", "text"),
-    [
-        ("raise ValueError('a sample that cannot be read')", "Program", "ValueError: a sample that cannot be read"),
-        ("os.kill(os.getpid(), 9)", "Killed", "was killed by signal 9"),
-    ],
-)
-def test_the_verdict_names_the_rank_that_made_torchrun_fail(
-    workplace: Workplace, failure: str, class_: str, text: str
-) -> None:
-    program = script(workplace, TORCHRUN_SCRIPT.replace("loss = ", f"if dist.get_rank() == 3: {failure}\nloss = "))
-    policy = {"maxRestarts": 0}
-    run = workplace.run(own(workplace, "torchrun", program, workers={"processesPerPod": 4}, runPolicy=policy))
-    assert run.exit_code == 1, run.stderr
-    verdict = run.status["attempts"][-1]["verdict"]
-    assert (verdict["class"], verdict["rank"]) == (class_, 3), verdict
-    assert text in verdict["message"]
-    assert text in run.stderr
-
-
-def test_a_program_may_stand_beside_the_template(workplace: Workplace) -> None:
-    program = script(workplace, "import os, sys; print(sys.argv[1], os.environ['RANK'], os.environ['MINE'])")
-    workers = {
-        "replicas": 2,
-        "image": "registry.example.com/me/train:1",
-        "command": ["python", program],
-        "args": ["rank"],
-        "env": [{"name": "MINE", "value": "of $(DISTTRAIN_JOB_NAME)"}],
-    }
-    run = workplace.run(workplace.write("beside", training=None, workers=workers))
-    assert run.exit_code == 0, run.stderr
-    assert [run.log(index, 1).strip() for index in range(2)] == ["rank 0 of beside", "rank 1 of beside"]
-
-
-def test_parameter_servers_are_reached_by_their_addresses_and_end_with_the_workers(workplace: Workplace) -> None:
-    server = script(
-        workplace,
-        """
-        import os, socketserver
-        class Echo(socketserver.StreamRequestHandler):
-            def handle(self):
-                self.wfile.write(os.environ["DISTTRAIN_ROLE_INDEX"].encode())
-        addresses = os.environ["DISTTRAIN_PS_ADDRESSES"].split(",")
-        port = int(addresses[int(os.environ["DISTTRAIN_ROLE_INDEX"])].split(":")[1])
-        socketserver.TCPServer(("127.0.0.1", port), Echo).serve_forever()
-        """,
-        "server.py",
-    )
-    worker = script(
-        workplace,
-        """
-        import os, socket, time
-        for index, address in enumerate(os.environ["DISTTRAIN_PS_ADDRESSES"].split(",")):
-            host, port = address.split(":")
-            while True:
-                try:
-                    connection = socket.create_connection((host, int(port)))
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.05)
-            assert connection.recv(10) == str(index).encode()
-        """,
-        "worker.py",
-    )
-    path = own(
-        workplace, "python", worker, replicas=2, parameterServers={"replicas": 2, "template": command("python", server)}
-    )
-    run = workplace.run(path)
-    assert run.exit_code == 0, run.stderr + run.log(0, 1)
-    assert not run.left()
-
-
 def test_a_failing_program_fails_the_job_with_its_pod_exit_code_and_last_words(workplace: Workplace) -> None:
     program = script(
         workplace,
@@ -136,19 +64,6 @@ def test_a_program_that_does_not_exist_is_named(workplace: Workplace) -> None:
     run = workplace.run(own(workplace, "no-such-program", runPolicy={"maxRestarts": 0}))
     assert run.exit_code == 1
     assert "cannot start: no such program: no-such-program" in run.condition("Failed")["message"]
-
-
-def test_a_deadline_ends_the_job_and_its_processes(workplace: Workplace) -> None:
-    # What there is to be ended they say themselves: to be looked at, too, they have too little time.
-    program = script(
-        workplace,
-        "import os, time\nopen(f'alive-{os.getpid()}-{os.getppid()}', 'w').close()\ntime.sleep(1000)",
-    )
-    run = workplace.run(own(workplace, "python", program, replicas=2, activeDeadlineSeconds=2))
-    assert run.exit_code == 1
-    assert run.condition("Failed")["reason"] == "DeadlineExceeded"
-    pids = [int(pid) for path in workplace.folder.glob("alive-*") for pid in path.name.split("-")[1:]]
-    assert not [pid for pid in pids if psutil.pid_exists(pid) and runs(psutil.Process(pid))]
 
 
 @pytest.mark.parametrize("policy", ["Running", "All", "None"])

@@ -49,9 +49,6 @@ CHECKPOINT_REFUSALS = (
 
 CHECKPOINTS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "the best of the judged checkpoints": saving(evaluation=5, interval=10, keepBest=2, bestMetric="Loss"),
-    "the best by a figure of one's own": saving(
-        evaluation=5, interval=10, keepBest=2, bestMetric="recall/top-5", bestMode="Max"
-    ),
     "the best by a figure in lower case": saving(evaluation=5, interval=10, keepBest=2, bestMetric="accuracy"),
     "checkpoints in an object store": {"storage": {"url": "s3://bucket/a/prefix"}},
     "checkpoints that training waits for": saving(asynchronous=False),

@@ -87,27 +87,7 @@ COMBINATION_REFUSALS = (
 )
 
 COMBINATIONS_ACCEPTED: dict[str, Mapping[str, Any]] = {
-    "shards in half precision": {
-        "parallelism": {"dataParallelShardDegree": 2},
-        "training": {"precision": "FP16", "offload": {"parameters": True}},
-    },
     "a sharded job": {"parallelism": {"dataParallelShardDegree": 2}},
-    "a model of tokens, cut": {
-        "parallelism": {"tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
-        **GPT_ON_TEXT,
-    },
-    "experts on shards": {
-        "parallelism": {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
-        "training": {
-            "model": {"name": "gpt", "config": {"experts": 4, "expertsPerToken": 1, "capacityFactor": 1.25}},
-            "data": {"name": "text"},
-        },
-    },
-    "experts in a pipeline": {
-        "workers": {"replicas": 4},
-        "parallelism": {"pipelineParallelDegree": 2, "dataParallelShardDegree": 2, "expertParallelDegree": 2},
-        "training": {"model": {"name": "gpt", "config": {"experts": 4}}, "data": {"name": "text"}},
-    },
     "a process with two GPUs": {
         "workers": {"gpusPerPod": 2, "processesPerPod": 1},
         "parallelism": {"devicesPerProcess": 2, "deviceMode": "Place"},

@@ -365,9 +365,6 @@ GENERAL_ACCEPTED: dict[str, Mapping[str, Any]] = {
             }
         }
     },
-    "pods that fail alone": untrained(
-        own_program(), runPolicy={"failurePolicy": {"rules": [{"action": "Ignore", "signals": [9]}]}}
-    ),
     "an image with its own entry point": untrained(own_program()),
     "a command in the default image": untrained(own_program({"name": "trainer", "command": ["a"]})),
     "training in an image of its own": {"workers": own_program(IMAGE)},

@@ -161,13 +161,6 @@ GRADIENT_SUM_REFUSALS = (
 )
 
 GRADIENT_SUMS_ACCEPTED: dict[str, Mapping[str, Any]] = {
-    "a ring of 16-bit numbers": {
-        "parallelism": {"dataParallel": {"allReduce": "Ring", "compression": {"name": "BF16"}}},
-    },
-    "momentum before the choice": {
-        **compressed("TopK", ratio=0.01, warmupSteps=10, momentumCorrection=0.9),
-        "training": {"optimizer": {"name": "SGD"}},
-    },
     "8 bits with a loss scaler": {**compressed("Int8"), "training": {"precision": "FP16"}},
     "matrices of low rank": compressed("PowerSGD", rank=2, warmupSteps=10),
 }

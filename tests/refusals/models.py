@@ -47,18 +47,4 @@ MODEL_REFUSALS = (
 
 MODELS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET},
-    "layers of a process normalised over all replicas": {
-        "parallelism": {**SYNC, "devicesPerProcess": 2, "deviceMode": "Place"},
-        "training": RESNET,
-    },
-    "a loss that a user's model brings along": {
-        "training": {
-            "loss": {"name": "Model"},
-            "model": {"name": None, "entrypoint": "mine:build"},
-            "data": {"name": None, "entrypoint": "mine:data"},
-        }
-    },
-    "a model that is built without memory": {
-        "training": {"model": {"name": "gpt", "metaDevice": True}, "data": {"name": "text"}}
-    },
 }

@@ -59,11 +59,6 @@ OPTIMIZER_REFUSALS = (
 OPTIMIZERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "nesterov": {"training": {"optimizer": {"name": "SGD", "momentum": 0.9, "nesterov": True}}},
     "betas of Adam": {"training": {"optimizer": {"name": "Adam", "beta1": 0.8, "epsilon": 1e-6}}},
-    "settings of Muon": optimizer(
-        name="Muon", momentum=0.9, nesterov=True, beta1=0.8, nsSteps=6, adjustLrFn="MatchRmsAdamW"
-    ),
     "Muon's own momentum": optimizer(name="Muon", nesterov=True),
-    "Muon of matrices that ranks hold parts of": optimizer(name="Muon")
-    | {"parallelism": {"dataParallelShardDegree": 2}},
     "settings of Adafactor": optimizer(name="Adafactor", beta2Decay=-0.5, d=2),
 }

@@ -180,12 +180,6 @@ PIPELINES_ACCEPTED: dict[str, Mapping[str, Any]] = {
         piped({"microBatchSize": 8, "globalBatchSize": 16, "gradientAccumulationSteps": 1}, schedule="PipeDream"),
         {"workers": {"replicas": 4}},
     ),
-    "PipeDream with a microbatch of each replica": merge(
-        piped({"microBatchSize": None, "globalBatchSize": 2}, schedule="PipeDream"), {"workers": {"replicas": 4}}
-    ),
     "PipeDream-2BW": piped(schedule="PipeDream2BW", microbatches=4),
     "a pipeline whose layers are given": piped(layersPerStage=[15, 8]),
-    "a batch of two microbatches for each stage": piped(
-        {"microBatchSize": None, "globalBatchSize": 16}, microbatches=4
-    ),
 }

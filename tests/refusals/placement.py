@@ -78,10 +78,6 @@ PLACEMENT_REFUSALS = (
 
 PLACEMENT_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a budget of all pods": {"runPolicy": {"disruptionBudget": {"minAvailable": 2}}},
-    "one priority, said twice": {
-        "workers": own_program(priorityClassName="high"),
-        "runPolicy": {"schedulingPolicy": {"priorityClassName": "high"}},
-    },
     "pods behind the gate that would rather be apart": at_the_gate(**apart("preferred")),
     "single pods made again by no queue": untrained(own_program(), runPolicy={"failurePolicy": RESTART_POD}),
 }

@@ -150,22 +150,7 @@ PROGRAMS_ACCEPTED: dict[str, Mapping[str, Any]] = {
             "resources": {"limits": {"rdma/hca": 8}, "requests": {"cpu": "16", "memory": "128Gi"}},
         }
     ),
-    "an image beside a template with volumes": untrained(
-        {
-            "image": "me/train:1",
-            "template": {
-                "spec": {
-                    "containers": [{"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
-                    "volumes": [{"name": "data", "emptyDir": {}}],
-                }
-            },
-        }
-    ),
     "exit codes of the trainer": {"runPolicy": _on_exit("In", [7], containerName="trainer")},
-    "exit codes of an init container": {
-        "workers": _fetching("fetch"),
-        "runPolicy": _on_exit("In", [7], containerName="fetch"),
-    },
     "exit codes of an init container of servers": untrained(
         {"image": "a:1"},
         parameterServers=_fetching("fetch") | {"image": "a:1"},

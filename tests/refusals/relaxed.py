@@ -94,9 +94,6 @@ RELAXED_REFUSALS = (
 
 RELAXED_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "local SGD by its defaults": relaxed("LocalSGD"),
-    "an outer optimizer after a warm-up": relaxed(
-        "LocalSGD", localSGD={"period": 16, "warmupSteps": 100, "outerOptimizer": {"momentum": 0.8}}
-    ),
     "averages within pods": hierarchical(2, 2, period=4, globalPeriod=16),
     "BMUF": relaxed("BMUF", bmuf={"period": 4, "blockMomentum": 0.5, "nesterov": False, "optimizerState": "Average"}),
 }

@@ -208,34 +208,10 @@ SERVER_REFUSALS = (
 
 SERVERS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "parameters on servers": on_servers(),
-    "workers that update and clip by themselves": {
-        **on_servers(push="Parameters"),
-        "training": {"maxGradientNorm": 1.0},
-    },
-    "gradients of which servers are sent the largest numbers": {
-        **on_servers({"dataParallel": {"compression": {"name": "TopK", "ratio": 0.1, "momentumCorrection": 0.9}}}),
-        "training": {"optimizer": {"name": "SGD"}},
-    },
-    "one worker that compresses": {
-        "workers": {"replicas": 1},
-        **on_servers({"dataParallel": {"compression": {"name": "Int8"}}}),
-    },
     "updates as they arrive": {
         **on_servers(synchronization="Async", stalenessAwareRate=True),
         "training": {"maxGradientNorm": 1.0},
     },
-    "a worker that is made again alone": {
-        **on_servers(),
-        "runPolicy": {"failurePolicy": {"rules": [{"action": "RestartPod", "roles": ["worker"]}]}},
-    },
     "pods of replicas that push once": {"workers": pods(2, 2), **on_servers(groupReduce="WithinGroup")},
-    "pods of ranks that share a model": {
-        "workers": pods(2, 8),
-        **on_servers({"tensorParallelDegree": 2, "pipelineParallelDegree": 2}, groupReduce="WithinGroup"),
-    },
     "updates of a bounded age": on_servers(synchronization="BoundedStaleness", staleness=0),
-    "servers that write down what they hold": {
-        **on_servers(synchronization="Async", snapshotInterval=9),
-        "storage": {"claimName": "a-claim"},
-    },
 }

@@ -79,13 +79,6 @@ BETWEEN_STEPS_REFUSALS = tuple(
 
 TASKS_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a task in place of model and data": {"training": TASK},
-    "an optimizer and a schedule of one's own": {
-        "training": {"optimizer": {**_OWN, "learningRate": 0.1, "weightDecay": 0.1}, "lrSchedule": _OWN}
-    },
     "callbacks in a pipeline with a flush": {"training": CALLBACKS, "parallelism": {"pipelineParallelDegree": 2}},
-    "callbacks of replicas that train alone": {
-        "training": CALLBACKS,
-        "parallelism": {"dataParallel": {"mode": "LocalSGD"}},
-    },
     "a task on tensor groups": {"training": TASK, "parallelism": {"tensorParallelDegree": 2}},
 }

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import Dataset, TensorDataset
 
-from disttrain_api.builtin import DigitsConfig, GptConfig, MlpConfig
-from disttrain_trainer.data import digits
+from disttrain_api.builtin import GptConfig, MlpConfig
 from disttrain_trainer.models.gpt import model as gpt
 from disttrain_trainer.models.mlp import model as mlp
 
@@ -163,13 +162,6 @@ def slow_samples(seconds: float = 0.01) -> tuple[Dataset, Dataset]:
     """Samples that take their time, so that a test can act between two steps."""
     training, held_out = double_samples()
     return Before(training, lambda index: time.sleep(seconds)), held_out
-
-
-def slow_digits(seconds: float) -> tuple[Dataset, Dataset]:
-    """The handwritten digits, training samples slowly."""
-    found = digits.load(DigitsConfig())
-    assert found.held_out is not None
-    return Before(found.training, lambda index: time.sleep(seconds)), found.held_out
 
 
 class Poisoned(Dataset):
