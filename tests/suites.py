@@ -60,7 +60,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_pipedream\.py.*(fewer steps than stages|one step|-[34]\])": MORE_RANKS,
     r"trainer/test_gradient_sums\.py::test_another_number_of_replicas": LONG,
     r"trainer/test_layer_order\.py::test_ranks_that_wait_for_each_other": PROCESSES,
-    r"trainer/test_shardable\.py::test_so_it_does_beside_other_degrees": MORE_RANKS,
+    r"trainer/test_shardable\.py::test_beside_other_degrees_too": MORE_RANKS,
 }
 """By expression, why."""
 

@@ -200,7 +200,7 @@ def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
 
 
 @pytest.mark.parametrize("kind", ["required", "preferred"])
-def test_without_a_gate_pods_show_the_scheduler_what_belongs_together(
+def test_without_a_gate_the_scheduler_sees_what_belongs_together(
     operator: OperatorProcess, team: Team, kind: str
 ) -> None:
     team.create(

@@ -88,9 +88,7 @@ def job(team: Team, name: str) -> Raw:
     return team.api.get(f"{JOBS.format(team.namespace)}/{name}")
 
 
-def test_what_was_meant_to_wait_waits_under_the_new_definition(
-    team: Team, control_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_what_waited_waits_under_the_new_definition(team: Team, control_plane: ControlPlane, tmp_path: Path) -> None:
     with running_operator(control_plane, tmp_path):
         eventually(lambda: len(team.pods()) == 2, team.pods)
         eventually(lambda: team.condition("Suspended", "suspended")["status"] == "True")

@@ -58,7 +58,7 @@ class User:
         return run(asked).stdout.strip() == "yes"
 
 
-def test_who_may_edit_a_namespace_does_with_jobs_there_what_the_readme_says_and_nothing_else(
+def test_who_may_edit_a_namespace_may_do_with_jobs_what_the_readme_says_alone(
     cluster: ControlPlane,
 ) -> None:
     """Red where the role may write the status."""

@@ -53,9 +53,7 @@ def test_a_script_that_trains_alone_unless_it_has_a_rank_trains_alone_with_one(w
 
 
 @pytest.mark.parametrize("launcher", ["python", "torchrun"])
-def test_a_script_that_trains_alone_unless_it_has_a_rank_trains_with_its_peers(
-    workplace: Workplace, launcher: str
-) -> None:
+def test_a_script_that_looks_for_a_rank_trains_with_its_peers(workplace: Workplace, launcher: str) -> None:
     program = script(workplace, NANOGPT)
     run = workplace.run(own(workplace, launcher, program, "--device=cpu", "--backend=gloo", replicas=2))
     assert run.exit_code == 0, run.stderr + run.log(0, 1)

@@ -62,7 +62,7 @@ def test_examples_are_those_that_train_here() -> None:
     assert same_losses.LEFT_OUT.isdisjoint(found)
 
 
-def test_what_was_recorded_is_held_to(
+def test_a_record_is_held_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, losses = str(tmp_path / "losses.json"), {"ddp": 0.3, "fsdp": 0.4}

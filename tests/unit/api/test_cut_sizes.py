@@ -34,9 +34,7 @@ def found(training: dict[str, Any], parallelism: dict[str, Any]) -> list[str]:
         (trained("mlp", hiddenSizes=[9, 7]), TENSOR, "hiddenSizes[0]: 9"),
     ],
 )
-def test_a_size_that_does_not_divide_is_named(
-    training: dict[str, Any], parallelism: dict[str, Any], field: str
-) -> None:
+def test_a_size_that_cannot_divide_is_named(training: dict[str, Any], parallelism: dict[str, Any], field: str) -> None:
     message = f"{CONFIG}.{field} must be a multiple of `tensorParallelDegree`, which is 2"
     assert found(training, parallelism) == [message]
 

@@ -34,9 +34,7 @@ def advised(**spec: Any) -> list[str]:
         ([{"name": "pytorch"}], None),
     ],
 )
-def test_where_nothing_is_to_run_the_container_with_the_program_is_named(
-    containers: list[dict[str, Any]], hint: str | None
-) -> None:
+def test_where_nothing_runs_the_container_is_named(containers: list[dict[str, Any]], hint: str | None) -> None:
     (found,) = problems(a_manifest(**untrained(own_program(*containers))))
     nothing = "nothing to run: set `spec.training`, or an `image` or a `command` of the container `trainer`"
     assert found.message == nothing

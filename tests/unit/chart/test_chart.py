@@ -113,9 +113,7 @@ def test_the_roles_of_tenants_are_added_to_those_of_kubernetes(helm: Path) -> No
         (["watchNamespaces={team-a}"], False),
     ],
 )
-def test_the_roles_of_tenants_come_with_the_definition_or_with_all_namespaces(
-    helm: Path, values: list[str], there: bool
-) -> None:
+def test_the_roles_of_tenants_come_with_the_definition(helm: Path, values: list[str], there: bool) -> None:
     names = {document["metadata"]["name"] for document in render(helm, *values) if document["kind"] == "ClusterRole"}
     assert names & {"disttrain-viewer", "disttrain-editor"} == (
         {"disttrain-viewer", "disttrain-editor"} if there else set()

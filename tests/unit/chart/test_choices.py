@@ -120,9 +120,7 @@ def of_page(name: str, text: str, folder: Path) -> tuple[str, str]:
     return "-f", str(values)
 
 
-def test_with_the_values_that_the_page_gives_for_openshift_nobody_has_a_user_of_ours(
-    helm: Path, tmp_path: Path
-) -> None:
+def test_with_the_pages_values_for_openshift_no_pod_has_a_user(helm: Path, tmp_path: Path) -> None:
     objects = render(helm, flags=of_page("installing.md", "userId: null", tmp_path))
     assert read_settings(container(objects)["args"], {}).pods.user_id is None
     for pod in (only(objects, "Deployment")["spec"]["template"]["spec"], only(objects, "Pod")["spec"]):

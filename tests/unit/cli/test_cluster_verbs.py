@@ -115,9 +115,7 @@ def test_logs_come_in_the_order_of_time_with_their_ranks(api: FakeApi, capfd: py
     assert output_of(capfd, "logs", "digits", "--tail", "1") == "[agent 0] x\n[agent 1] x\n"
 
 
-def test_a_log_cannot_speak_for_another_rank_or_to_the_terminal(
-    api: FakeApi, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_speaks_for_no_other_rank_nor_to_the_terminal(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status=a_status("Running")))
     said_lines(api, running(a_raw_pod(a_job())), "[rank 7] I am rank 7", EVIL.replace("\r\n", ""), "old\rnew")
     out = output_of(capfd, "logs", "digits").splitlines()
@@ -126,9 +124,7 @@ def test_a_log_cannot_speak_for_another_rank_or_to_the_terminal(
     assert out[2] == "[rank 0] new"
 
 
-def test_following_goes_through_pending_pods_and_a_restart_to_the_end(
-    api: FakeApi, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_following_goes_through_a_restart_to_the_end(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     job = a_job()
     api.put_job(a_raw_job(workers={"replicas": 1}, status=a_status(attempts=[])))
 
@@ -188,9 +184,7 @@ def test_suspending_and_resuming_change_one_field(api: FakeApi, capfd: pytest.Ca
     assert bodies == ['{"spec": {"suspend": true}}', resumed], "and the field of an earlier version goes"
 
 
-def test_a_job_that_an_earlier_version_suspended_is_suspended_and_goes_on(
-    api: FakeApi, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_an_earlier_version_suspended_goes_on(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     api.put_job(a_raw_job(status=a_status("Suspended"), runPolicy={"suspend": True}, suspend=False))
     assert "is suspended already" in output_of(capfd, "suspend", "digits")
     assert "goes on" in output_of(capfd, "resume", "digits")

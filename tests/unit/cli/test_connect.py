@@ -73,7 +73,7 @@ def test_a_context_of_no_file_is_refused_in_one_sentence():
 
 
 @pytest.mark.parametrize("content", ["", "[]", "a: [", "clusters: 3", "contexts: [3]\ncurrent-context: x", "\x00"])
-def test_what_is_no_kubeconfig_is_refused_alone_and_beside_another(
+def test_what_is_no_kubeconfig_is_refused_beside_another_too(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     bad = tmp_path / "bad"

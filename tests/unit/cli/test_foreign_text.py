@@ -88,9 +88,7 @@ def test_any_text_in_any_string_is_shown_as_text(
 
 
 @pytest.mark.parametrize("arguments", TABLES + PLAIN, ids=" ".join)
-def test_what_others_have_written_is_there_to_be_read(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_what_others_wrote_can_be_read(api: FakeApi, capfd: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     put(api, poisoned(a_world("Failed"), EVIL, ALL_STRINGS["Failed"]), EVIL)
     printed = output_of(arguments, capfd)
     assert "\\u202e[bold]x[/bold]\\u2066" in printed

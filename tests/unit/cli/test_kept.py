@@ -142,9 +142,7 @@ async def test_pods_outlive_the_fork_server_that_they_come_from(runner: Runner) 
 
 
 @pytest.mark.parametrize(("orders", "code"), [(TERMINATE, ExitCode.STOPPED), (KILL, 137), (TERMINATE + KILL, 137)])
-async def test_a_pod_that_waits_for_the_imports_stops_at_once(
-    runners: Runners, tmp_path: Path, orders: bytes, code: int
-) -> None:
+async def test_a_pod_that_waits_for_imports_stops(runners: Runners, tmp_path: Path, orders: bytes, code: int) -> None:
     (tmp_path / "never_imported.py").write_text("import threading\nthreading.Event().wait()\n")
     runner = runners("never_imported")
     pod, other = await runner.start(), await runner.start(**{Env.WORLD_SIZE: "none"})

@@ -57,7 +57,7 @@ def test_the_package_loads_nothing_before_a_name_of_it_is_used() -> None:
     assert done.stderr == "['disttrain']\n"
 
 
-def test_as_a_plugin_of_kubectl_it_calls_itself_so(
+def test_as_kubectls_plugin_it_calls_itself_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/local/bin/kubectl-disttrain", "version", "--help"])

@@ -51,7 +51,7 @@ def test_every_model_has_data_and_plain_options_are_never_refused(model: BuiltIn
     assert "torchrun, train.py" in manifest_text(ManifestOptions(script="train.py", image="me/image:1"))
 
 
-def test_a_file_is_not_replaced_unasked(
+def test_it_replaces_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -116,9 +116,7 @@ def test_a_line_of_a_log_is_shown_within_bounds(tmp_path: Path, letter: str) -> 
     assert max(len(line.encode()) for line in lines) < 1100
 
 
-def test_failure_is_a_block_with_the_lines_of_the_rank_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_is_a_block_with_lines_of_the_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(Path("run"))
     folder.logs.mkdir(parents=True)

@@ -59,7 +59,7 @@ def test_no_job_fails_for_its_restarts_before_all_last_reports_are_known() -> No
 
 
 @pytest.mark.parametrize(("code", "window"), [(1, 3), (91, 90), (137, 0)])
-def test_a_job_without_a_new_checkpoint_fails_once_its_pods_have_ended_and_names_the_first_cause(
+def test_a_job_without_a_new_checkpoint_fails_with_the_first_cause_once_its_pods_have_ended(
     code: int, window: int
 ) -> None:
     world = a_job_with(1)

@@ -224,9 +224,7 @@ def test_an_ignored_failure_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize(("policy", "log"), [({"failureLogInStatus": True}, "one\ntwo\nValueError: three"), ({}, None)])
-def test_the_verdict_keeps_the_last_lines_of_the_log_where_the_job_asks_for_it(
-    policy: dict[str, Any], log: str | None
-) -> None:
+def test_the_verdict_keeps_the_logs_end_where_the_job_asks_for_it(policy: dict[str, Any], log: str | None) -> None:
     world = own_world(**policy).end(1, 3, message="one\ntwo\nValueError: three\n").pass_time(3).settle()
     found = verdict(world)
     assert found.log == log
@@ -242,8 +240,6 @@ def test_the_verdict_keeps_the_last_lines_of_the_log_where_the_job_asks_for_it(
         ({}, "ValueError: no", False),
     ],
 )
-def test_the_verdict_on_a_denied_permission_names_the_switch_for_root(
-    policy: dict[str, Any], last_line: str, hinted: bool
-) -> None:
+def test_a_denied_permission_names_the_switch_for_root(policy: dict[str, Any], last_line: str, hinted: bool) -> None:
     found = verdict(own_world(**policy).end(1, 1, message=f"{last_line}\n").pass_time(3).settle())
     assert ("`runPolicy.podSecurity: Template`" in found.message) == hinted

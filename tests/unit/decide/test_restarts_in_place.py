@@ -120,9 +120,7 @@ def test_a_count_never_goes_back(count: int) -> None:
         (RankFailure(rank=1), False, "ended"),
     ],
 )
-def test_what_a_program_printed_stays_in_its_log_unless_the_job_asks_for_it(
-    failure: RankFailure, quoted: bool, text: str
-) -> None:
+def test_a_programs_text_stays_in_its_log_unless_asked_for(failure: RankFailure, quoted: bool, text: str) -> None:
     world = in_place(failureLogInStatus=quoted)
     (event,) = events_of(world, trains(4), restarted(world, failure=failure))
     assert attempt(world).last_restart_in_place == f"rank 1 (pod {POD} on node node1) {text}"

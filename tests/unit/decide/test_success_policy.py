@@ -133,9 +133,7 @@ def test_a_parameter_server_that_has_ended_well_may_go() -> None:
 
 
 @pytest.mark.parametrize(("operator", "ends"), [("First", [0]), ("Any", [2])])
-def test_the_success_that_decides_is_known_also_where_its_pod_went_before_the_job_could_end(
-    operator: str, ends: list[int]
-) -> None:
+def test_the_success_that_decides_is_known_also_where_its_pod_went_before(operator: str, ends: list[int]) -> None:
     world = own_world(successPolicy={"operator": operator})
     for index in ends:
         world.end(index, 0)

@@ -119,9 +119,7 @@ def test_a_single_pod_that_is_made_again_and_does_not_start_may_lack_something_t
 
 
 @pytest.mark.parametrize(("spec", "is_asked"), [({}, False), ({"storage": a_claim_template()}, True), (VOLCANO, True)])
-def test_pods_without_a_node_may_lack_a_claim_or_a_pod_group_and_nothing_else(
-    spec: dict[str, Any], is_asked: bool
-) -> None:
+def test_pods_without_a_node_may_lack_a_claim_or_a_pod_group_alone(spec: dict[str, Any], is_asked: bool) -> None:
     world = unplaced(a_world(**spec).settle()).pass_time(31)
     assert bool(asked(world)) is is_asked
 

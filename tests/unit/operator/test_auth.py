@@ -45,9 +45,7 @@ def test_certificates_inside_and_beside_a_kubeconfig(tmp_path: Path) -> None:
     )
 
 
-def test_a_proxy_of_the_kubeconfig_is_taken_whatever_the_environment_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kubeconfigs_proxy_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://of-all:1")
     monkeypatch.setenv("NO_PROXY", "example")
     assert from_kubeconfig([a_kubeconfig(tmp_path, {})]).proxy is None
@@ -68,9 +66,7 @@ def test_a_proxy_of_the_kubeconfig_is_taken_whatever_the_environment_says(
         ({}, {"proxy-url": "socks5://proxy"}, "proxy-url of the kubeconfig names a proxy by socks5://…; expected http"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
-    tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], sentence: str
-) -> None:
+def test_the_unusable_is_refused(tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], sentence: str) -> None:
     with pytest.raises(AccessError, match=re.escape(sentence)):
         from_kubeconfig([a_kubeconfig(tmp_path, user, cluster)])
 
@@ -173,9 +169,7 @@ def test_the_service_account_of_a_pod(tmp_path: Path, monkeypatch: pytest.Monkey
     assert access.proxy == "http://proxy:1"
 
 
-def test_the_files_of_kubeconfig_come_before_the_service_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kubeconfig_comes_before_the_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("disttrain_operator.kube.kubeconfig.SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setattr("disttrain_operator.kube.kubeconfig.in_cluster", lambda: Access("https://of-the-pod"))
     (tmp_path / "token").write_text("t")

@@ -191,7 +191,7 @@ async def test_the_token_is_asked_for_with_every_request(api: FakeApi, monkeypat
     assert list(tokens) == []
 
 
-async def test_a_time_out_gives_up_the_kept_connections_and_spares_those_in_use(
+async def test_a_time_out_closes_idle_connections_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind a half-open path all kept connections are dead: they must not cost a time-out each."""
@@ -283,9 +283,7 @@ async def test_what_is_made_or_patched_is_validated_strictly(api: FakeApi, clien
     assert api.validated == [("POST", "Strict"), ("PATCH", "Strict"), ("PUT", None)]
 
 
-async def test_what_is_left_out_of_a_status_is_logged_once(
-    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_lost_fields_are_logged_once(api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     headers = {"Warning": '299 - "unknown field \\"status.newer\\""'}
     api.refusals.append(lambda *_: web.json_response({}, headers=headers))
     for _ in range(2):

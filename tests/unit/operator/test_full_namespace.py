@@ -47,9 +47,7 @@ async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, 
     assert shell.reconciler.refused.count == 0
 
 
-async def test_a_job_of_a_full_namespace_that_is_looked_at_does_not_ask_before_its_turn(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_job_of_a_full_namespace_does_not_ask_before_its_turn(api: FakeApi, client: Client) -> None:
     """Whoever changes it: it is told to be refused, and nothing is asked."""
     shell = await a_shell(api, client, workers=1, queue=WorkQueue[Key](first_delay=3600, max_delay=3600))
     for number in range(100):
@@ -83,7 +81,7 @@ def make_crowded(reconciler: Reconciler, others: int) -> None:
         reconciler.refused.again(Key("default", f"other-{number}", f"uid-{number}"), 1)
 
 
-async def test_a_job_that_comes_to_a_crowded_namespace_costs_a_question_a_status_and_an_event(
+async def test_a_job_in_a_crowded_namespace_costs_a_question_a_status_and_an_event(
     api: FakeApi, client: Client
 ) -> None:
     """Thousands may be made: each Service would be several objects of the cluster's own, too."""
@@ -133,9 +131,7 @@ async def test_where_nobody_can_say_it_ahead_the_job_is_begun(api: FakeApi, clie
     assert len(shell.pods()) == 3
 
 
-async def test_a_replica_that_takes_over_writes_no_status_of_a_job_that_waits_as_before(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_replica_that_takes_over_writes_no_status_of_waiting_jobs(api: FakeApi, client: Client) -> None:
     shell = await a_crowded_shell(api, client)
     await shell.reconcile()
     shell.world.problems.clear()
@@ -146,9 +142,7 @@ async def test_a_replica_that_takes_over_writes_no_status_of_a_job_that_waits_as
     assert shell.writes() == ["ASK /pods"]
 
 
-async def test_a_job_that_changes_while_it_is_asked_about_is_decided_upon_as_it_is_then(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_job_that_changes_meanwhile_is_decided_upon_as_it_is_then(api: FakeApi, client: Client) -> None:
     shell = await a_crowded_shell(api, client)
     job = shell.job()
 
@@ -166,9 +160,7 @@ async def test_a_job_that_changes_while_it_is_asked_about_is_decided_upon_as_it_
     assert api.asked("POST", "/pods") == []
 
 
-async def test_a_job_elsewhere_is_served_while_the_backlog_of_a_full_namespace_is_worked_off(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_job_elsewhere_is_served_beside_the_backlog_of_a_namespace(api: FakeApi, client: Client) -> None:
     """It waits for one of their turns. Red where the queue has one group for all namespaces."""
     refused = Refused()
     queue = Noted(group_of=lambda key: key.namespace, limit=lambda namespace: refused.share(namespace, WORKERS))

@@ -119,9 +119,7 @@ async def test_a_gate_that_is_closed_runs_no_more_cycles(cluster: Cluster) -> No
     assert (cluster.gate._timer, cluster.gate._cycle) == (None, None)
 
 
-async def test_a_gang_that_cannot_be_placed_costs_itself_and_says_so(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_gang_that_cannot_be_placed_delays_no_other(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.gang("odd", age=5)
     cluster.gang("one")
     raw = cluster.gate.pods.get("odd-1")
@@ -207,9 +205,7 @@ def test_a_node_of_any_shape_is_read() -> None:
         assert not facts.ready
 
 
-async def test_thousands_of_gangs_in_a_namespace_are_not_all_looked_at(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_thousands_of_gangs_are_not_all_looked_at(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_cycle, "MAX_GANGS_OF_A_NAMESPACE", 3)
     for number in range(5):
         cluster.gang(f"huge-{number}", 3, age=20 - number)

@@ -143,9 +143,7 @@ async def test_kopf_receives_of_an_event_which_object_it_is_about(
     assert event["object"]["metadata"].keys() == {"namespace", "name", "uid", "resourceVersion"}
 
 
-async def test_without_kopfs_handler_no_job_is_seen(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_job_is_seen_without_a_handler(api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await api.put(f"{TEAM}/a")
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()

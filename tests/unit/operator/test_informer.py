@@ -55,9 +55,7 @@ async def test_list_then_events(api: FakeApi, informer: Watch) -> None:
         ("error:500", True),
     ],
 )
-async def test_the_cache_catches_up_after_a_fault_of_the_stream(
-    api: FakeApi, informer: Watch, fault: str, listed: bool
-) -> None:
+async def test_the_cache_catches_up_after_a_fault(api: FakeApi, informer: Watch, fault: str, listed: bool) -> None:
     lists = len(api.asked("GET"))
     await api.fault(fault)
     await api.put(f"{TEAM}/c")

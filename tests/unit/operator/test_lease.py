@@ -30,9 +30,7 @@ TERMS = Terms()
         ("", 0.0, LeaseAction.TAKE),
     ],
 )
-def test_a_lease_is_taken_when_it_is_free_or_has_not_changed_for_its_duration(
-    holder: str, age: float, action: LeaseAction
-) -> None:
+def test_a_lease_is_taken_when_free_or_unchanged_for_its_duration(holder: str, age: float, action: LeaseAction) -> None:
     assert next_action(ObservedLease(Lease(holder, "7", 4.0), since=10.0), "me", 10.0 + age) is action
 
 

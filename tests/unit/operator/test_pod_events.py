@@ -98,9 +98,7 @@ async def test_a_pod_that_has_had_a_node_for_a_while_is_asked_about_once_and_its
 @pytest.mark.parametrize(
     ("placed", "seconds_left"), [(PATIENCE_SECONDS + 1, 0), (5, PATIENCE_SECONDS - 5), (-3600, PATIENCE_SECONDS)]
 )
-async def test_who_begins_to_lead_asks_at_once_about_pods_that_have_waited(
-    waits: Waits, placed: float, seconds_left: float
-) -> None:
+async def test_a_new_leader_asks_at_once_about_waiting_pods(waits: Waits, placed: float, seconds_left: float) -> None:
     """`placed`: since when its pods have a node; by a clock that is ahead, in an hour."""
     condition = {
         "type": "PodScheduled",
@@ -158,7 +156,7 @@ async def test_of_other_pods_nothing_is_read(waits: Waits, change: Any) -> None:
         assert await waits.after(PATIENCE_SECONDS) == []
 
 
-async def test_a_pod_of_an_older_attempt_is_not_asked_about_and_a_new_attempt_has_its_own_patience(
+async def test_each_attempt_has_its_own_patience(
     waits: Waits,
 ) -> None:
     uid = waits.job()

@@ -167,9 +167,7 @@ async def test_an_informer_that_is_answered_and_fails_for_minutes_is_ill(api: Fa
     task.cancel()
 
 
-def test_what_is_laid_under_templates_is_read_and_checked_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_template_defaults_are_read_and_checked_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "defaults.yaml"
     file.write_text("nodeSelector: {pool: gpu}\n")
     assert read_settings([f"--pod-defaults-file={file}"], {}).pods.template == {"nodeSelector": {"pool": "gpu"}}

@@ -97,9 +97,7 @@ async def test_no_pod_is_there_before_the_network_policy_of_its_job(api: FakeApi
     assert policy["metadata"]["ownerReferences"] == [owner_reference("digits", shell.key.uid)]
 
 
-async def test_a_network_policy_costs_a_job_one_request_and_is_asked_for_again_by_each_attempt(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_network_policy_costs_one_request_and_is_made_by_each_attempt(api: FakeApi, client: Client) -> None:
     shell = await a_shell_of(api, client, site=replace(SITE, network_policies=True))
     await shell.reconcile()
     assert len(api.asked("POST", "/networkpolicies")) == 1
@@ -111,9 +109,7 @@ async def test_a_network_policy_costs_a_job_one_request_and_is_asked_for_again_b
     assert path in api.objects
 
 
-async def test_the_defaults_of_the_environment_are_a_secret_where_a_template_may_set_others(
-    api: FakeApi, client: Client
-) -> None:
+async def test_environment_defaults_are_a_secret_where_a_template_may_set_others(api: FakeApi, client: Client) -> None:
     shell = await a_shell_of(api, client)
     spec = shell.job()["spec"]
     workers = spec["workers"] | {"envFrom": [{"secretRef": {"name": "mine"}}]}
@@ -148,9 +144,7 @@ async def test_a_scheduler_that_is_not_installed_is_a_reason_and_no_pod_is_made(
     assert len(shell.pods()) == 3
 
 
-async def test_a_right_that_the_operator_lacks_is_a_reason_with_the_value_that_gives_it(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_missing_right_is_a_reason_with_the_value_that_gives_it(api: FakeApi, client: Client) -> None:
     message = 'podgroups.scheduling.volcano.sh is forbidden: User "x" cannot create resource "podgroups" in API group'
     shell = await a_shell_of(api, client, policy=VOLCANO)
     api.refusals.append(refuse("/podgroups", lambda: refusal(403, "Forbidden", message)))
@@ -171,9 +165,7 @@ async def test_a_pod_group_that_is_there_already_is_as_good_as_made(api: FakeApi
     assert len(shell.pods()) == 3
 
 
-async def test_a_disruption_budget_is_made_with_the_job_and_again_with_a_later_attempt(
-    api: FakeApi, client: Client
-) -> None:
+async def test_a_disruption_budget_is_made_with_each_attempt(api: FakeApi, client: Client) -> None:
     shell = await a_shell_of(api, client, policy={"disruptionBudget": {"minAvailable": 2}})
     await shell.reconcile()
     (path,) = [path for path in api.objects if path.startswith(BUDGETS)]

@@ -92,7 +92,7 @@ async def test_what_has_gone_meanwhile_is_not_spoken_of(reporting: Reporting, ca
     assert [message.split()[1] for message in caplog.messages] == ["team/b"]
 
 
-async def test_only_the_replica_that_acts_posts_events(
+async def test_only_the_leader_posts_events(
     api: FakeApi, reporting: Reporting, caplog: pytest.LogCaptureFixture
 ) -> None:
     reporting.acts = False

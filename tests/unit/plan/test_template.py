@@ -78,7 +78,7 @@ def test_temporary_files_have_a_place_that_is_there_and_can_be_written_under_a_r
     [{"envFrom": GIVEN}, {"template": {"spec": {"containers": [{"name": "trainer", "envFrom": GIVEN}]}}}],
     ids=["beside", "template"],
 )
-def test_defaults_stand_before_what_a_template_takes_from_secrets_so_that_the_later_one_wins(
+def test_defaults_stand_before_a_templates_secrets_so_that_these_win(
     workers: dict[str, Any],
 ) -> None:
     job = a_job(workers=workers, parameterServers={}, parallelism={"dataParallel": {"mode": "ParameterServer"}})

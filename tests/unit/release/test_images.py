@@ -71,9 +71,7 @@ def test_a_cluster_loads_what_docker_has_built(cluster: str, context: str, loads
         ("k3d-dev", "k3d image import {} --cluster dev"),
     ],
 )
-def test_what_podman_has_built_goes_through_archives_under_the_name_that_nodes_look_for(
-    context: str, load: str
-) -> None:
+def test_what_podman_has_built_goes_through_archives_under_its_full_name(context: str, load: str) -> None:
     operator, trainer = "docker.io/disttrain/operator:1", "docker.io/disttrain/trainer:1"
     assert lines(request("", "", "1", "", context), "podman") == [
         *builds("podman", operator, trainer),

@@ -147,9 +147,7 @@ def test_files_that_cannot_be_written_are_passed_over(tmp_path: Path) -> None:
         {"DISTTRAIN_ROLE": "ps"},
     ],
 )
-def test_nothing_is_written_outside_a_job_by_the_trainers_ranks_and_by_servers(
-    tmp_path: Path, changes: dict[str, str]
-) -> None:
+def test_nothing_is_written_outside_a_job_and_by_servers(tmp_path: Path, changes: dict[str, str]) -> None:
     assert place_of(environment(tmp_path, **changes)) is None
 
 
@@ -157,9 +155,7 @@ def test_nothing_is_written_outside_a_job_by_the_trainers_ranks_and_by_servers(
     ("variables", "rank"),
     [({"RANK": "3", "LOCAL_RANK": "1"}, (3, 1)), ({}, (2, 0)), ({"RANK": "three", "LOCAL_RANK": "-1"}, (2, 0))],
 )
-def test_a_process_without_a_rank_is_the_first_of_its_pod(
-    tmp_path: Path, variables: dict[str, str], rank: tuple[int, int]
-) -> None:
+def test_without_a_rank_it_is_the_first(tmp_path: Path, variables: dict[str, str], rank: tuple[int, int]) -> None:
     found = place(tmp_path, **variables)
     assert (found.rank, found.local_rank) == rank
 

@@ -84,9 +84,7 @@ def final(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*LAYOUTS, "task"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_is_called_after_the_same_steps(
-    results: dict[str, dict[str, Any]], folder: Path, name: str, rank: int
-) -> None:
+def test_ranks_are_called_alike(results: dict[str, dict[str, Any]], folder: Path, name: str, rank: int) -> None:
     assert results[name]["errors"] == [None]
     found = calls(folder / name, rank)
     assert [call[:2] for call in found] == CALLS
@@ -99,9 +97,7 @@ def test_every_rank_is_called_after_the_same_steps(
 
 
 @pytest.mark.parametrize("name", ["resumed", "cut", "joined", "cut again", "stopped at 3"])
-def test_the_state_of_a_callback_goes_on_exactly_in_any_layout(
-    results: dict[str, dict[str, Any]], folder: Path, name: str
-) -> None:
+def test_a_callbacks_state_goes_on_in_any_layout(results: dict[str, dict[str, Any]], folder: Path, name: str) -> None:
     assert results[name]["errors"][1] is None
     for rank in (0, 1):
         found, whole = final(folder / name, rank), final(folder / "dp2", rank)

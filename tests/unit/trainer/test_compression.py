@@ -81,9 +81,7 @@ def test_int8_does_not_wrap_around_where_the_scale_is_subnormal():
 
 @settings(deadline=None)
 @given(sizes, seeds, seeds, st.floats(0.001, 1), st.booleans(), formats)
-def test_what_is_sent_and_what_is_kept_is_the_gradient_and_what_was_kept(
-    size, seed, other, ratio, random, number_format
-):
+def test_what_is_sent_and_kept_is_the_gradient_and_what_was_kept(size, seed, other, ratio, random, number_format):
     gradient, residual = drawn(size, seed, number_format), drawn(size, other, number_format)
     values = residual + with_momentum(gradient, None, 0)
     count = kept_count(size, ratio)

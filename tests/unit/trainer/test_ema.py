@@ -101,9 +101,7 @@ def test_the_average_in_a_checkpoint_is_its_definition_to_the_last_bit(
     assert not torch.equal(found[parameter], results[name]["parameters"][parameter])
 
 
-def test_stages_of_a_pipeline_keep_the_averages_of_their_layers(
-    results: dict[str, dict[str, Any]], world: Path
-) -> None:
+def test_stages_keep_the_averages_of_their_layers(results: dict[str, dict[str, Any]], world: Path) -> None:
     found, expected = (exported(world / name / "test") for name in ("pp2", "fsdp2, by units"))
     require_same(found, expected)
 
@@ -128,9 +126,7 @@ def test_where_it_is_not_asked_for_the_model_is_evaluated(results: dict[str, dic
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_an_average_that_was_stopped_goes_on_to_the_last_bit(
-    results: dict[str, dict[str, Any]], world: Path, name: str
-) -> None:
+def test_a_stopped_average_goes_on_to_the_last_bit(results: dict[str, dict[str, Any]], world: Path, name: str) -> None:
     assert results[f"{name}, resumed"]["errors"][1] is None
     require_same(exported(world / f"{name}, resumed" / "test"), exported(world / name / "test"), 0.0)
     assert evaluations(results[f"{name}, resumed"]) == evaluations(results[name])

@@ -148,9 +148,7 @@ def test_what_cannot_be_followed_is_named_and_the_rest_is_known(
     ],
     ids=["PipeDream", "parameter servers", "values"],
 )
-def test_where_nothing_can_be_built_that_is_reported(
-    parallelism: dict[str, Any], changes: dict[str, Any], reason: str
-) -> None:
+def test_what_is_not_built_is_reported(parallelism: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
     untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
     with pytest.raises(NotFollowedError, match=reason):
         estimated({**TRAINING, "model": untied, **changes}, 2, parallelism)

@@ -119,9 +119,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_kernel_updates_what_torch_has_one_for_and_trains_to_the_same(
-    request: pytest.FixtureRequest, name: str
-) -> None:
+def test_one_kernel_updates_and_trains_to_the_same(request: pytest.FixtureRequest, name: str) -> None:
     ranks, layout, optimizer = NAMES[name]
     results = request.getfixturevalue({1: "one", 2: "two", 4: "four"}[ranks])
     found, expected = results[True][name], results[False][name]

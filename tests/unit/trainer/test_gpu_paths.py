@@ -74,9 +74,7 @@ def test_a_batch_goes_to_a_gpu_through_pinned_memory_and_nobody_waits(noted: Not
     assert noted.calls == []
 
 
-def test_a_copy_of_the_state_of_a_gpu_is_complete_when_it_is_given(
-    noted: Noted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_of_a_gpus_state_is_complete_when_given(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: noted.calls.append(("synchronize", device)))
     copier, value = HostCopier(Device(GPU, NCCL)), torch.ones(2, device=GPU)
     first = copier.copy({"model": {"weight": value}, "step": 3})
@@ -179,9 +177,7 @@ class Replica:
 
 
 @pytest.mark.parametrize(("device", "ids"), [(Device(GPU, NCCL), [GPU]), (Device(CPU, "gloo"), [])])
-def test_a_replica_on_a_gpu_prints_which(
-    one: Any, monkeypatch: pytest.MonkeyPatch, device: Device, ids: list[torch.device]
-) -> None:
+def test_replicas_name_gpus(one: Any, monkeypatch: pytest.MonkeyPatch, device: Device, ids: list[torch.device]) -> None:
     monkeypatch.setattr(data_parallel, "DistributedDataParallel", Replica)
     world: Any = SimpleNamespace(device=device, parts=2, device_mesh=one)
     assert data_parallel.replicate(nn.Linear(2, 2), world).options["device_ids"] == ids
@@ -192,9 +188,7 @@ LEAST = SimpleNamespace(whole=GIB, of_ranks=lambda ranks: 4 * ranks * GIB)
 
 
 @pytest.mark.parametrize(("device", "offloaded", "gib"), [(GPU, False, 1), (GPU, True, 8), (CPU, False, 8)])
-def test_what_is_trained_on_gpus_takes_the_hosts_memory_while_it_is_built(
-    device: torch.device, offloaded: bool, gib: int
-) -> None:
+def test_models_for_gpus_take_the_hosts_memory_while_built(device: torch.device, offloaded: bool, gib: int) -> None:
     training = Training.model_validate(small(offload={"parameters": offloaded}))
     config: Any = SimpleNamespace(training=training)
     world: Any = SimpleNamespace(device=Device(device, NCCL if device == GPU else "gloo"))

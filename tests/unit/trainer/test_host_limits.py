@@ -39,9 +39,7 @@ MACHINE = 8
         ),
     ],
 )
-def test_a_containers_limit_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
-) -> None:
+def test_a_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(MACHINE)))
     for name, text in files.items():
         path = tmp_path / name
@@ -50,9 +48,7 @@ def test_a_containers_limit_counts(
     assert cores(tmp_path) == expected
 
 
-def test_a_system_that_does_not_tell_who_may_run_where_has_all_its_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_without_affinity_has_all_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert cores(tmp_path) == 6

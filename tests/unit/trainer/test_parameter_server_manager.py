@@ -56,9 +56,7 @@ class TestTheManagerDies:
     # A manager that has heard nobody who knows whether the work had begun, and was told of a task.
     @example(446740, 2, 3, 7, Synchronization.BOUNDED_STALENESS, 0)
     @example(972708, 2, 2, 4, Synchronization.BOUNDED_STALENESS, 2)
-    def test_every_task_is_taken_in_once_but_for_counted_losses(
-        self, seed, workers, servers, steps, synchronization, staleness
-    ):
+    def test_every_task_is_counted_once_or_lost(self, seed, workers, servers, steps, synchronization, staleness):
         simulation = Simulation(seed, workers, servers, steps, synchronization, staleness)
         simulation.run()
         tasks = {Task(step, part) for step in range(steps) for part in range(workers)}

@@ -34,9 +34,7 @@ def equal(forward: float = 1.0, backward: float = 1.0) -> dict[tuple[Kind, int],
 @pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B])
 @pytest.mark.parametrize(("degree", "microbatches"), [(2, 2), (2, 8), (3, 4), (4, 4), (4, 16), (8, 8)])
 @pytest.mark.parametrize("backward", [1.0, 2.0])
-def test_the_bubble_of_gpipe_and_1f1b(
-    schedule: PipelineSchedule, degree: int, microbatches: int, backward: float
-) -> None:
+def test_bubble_of_gpipe_and_1f1b(schedule: PipelineSchedule, degree: int, microbatches: int, backward: float) -> None:
     found = idle_part(table(schedule, degree, microbatches, 1), equal(backward=backward))
     assert found == pytest.approx((degree - 1) / (microbatches + degree - 1))
 

@@ -52,9 +52,7 @@ def test_stages_as_given() -> None:
         (nn.Bilinear(2, 2, 2), 2, {}, "Bilinear does not say what its layers are"),
     ],
 )
-def test_what_cannot_be_split_is_reported(
-    module: nn.Module, degree: int, pipeline: dict[str, object], sentence: str
-) -> None:
+def test_what_has_no_split_is_named(module: nn.Module, degree: int, pipeline: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidConfiguration, match=sentence):
         split(module, degree, **pipeline)
 

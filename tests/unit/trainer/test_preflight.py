@@ -94,9 +94,7 @@ AB, WITHIN_A = frozenset("ab"), frozenset("a")
     ],
     ids=["within", "beyond", "a link", "a link of three", "of three", "within a node", "one node", "of two"],
 )
-def test_a_node_is_slow_by_all_its_links_to_others(
-    slow: dict[frozenset[str], float], nodes: list[str], named: list[str]
-) -> None:
+def test_a_node_is_slow_by_all_its_links(slow: dict[frozenset[str], float], nodes: list[str], named: list[str]) -> None:
     assert [found.name for found in slow_nodes(speeds(slow, nodes), nodes)] == named
 
 

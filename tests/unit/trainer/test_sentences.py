@@ -66,9 +66,7 @@ def described(error: BaseException) -> str:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_description_is_such_a_line(
-    error: BaseException, describes: Callable[[BaseException], str], sentence: str
-) -> None:
+def test_descriptions_are_lines(error: BaseException, describes: Callable[[BaseException], str], sentence: str) -> None:
     # What was raised has a place.
     with pytest.raises(type(error)) as caught:
         raise error
@@ -100,9 +98,7 @@ def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
         (describe(RuntimeError("gloo/pair a secret")), "another rank is gone or cannot be reached: …"),
     ],
 )
-def test_a_report_also_says_what_happened_without_the_text_of_an_exception(
-    report: RankError, unquoted: str | None
-) -> None:
+def test_a_report_has_a_sentence_without_the_exceptions_text(report: RankError, unquoted: str | None) -> None:
     assert report.unquoted == unquoted
 
 

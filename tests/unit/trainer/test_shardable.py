@@ -145,7 +145,7 @@ def test_what_cannot_be_cut_trains_as_in_one_process(
 
 
 @pytest.mark.parametrize("layout", [name for name, (ranks, *_) in LAYOUTS.items() if ranks == 4])
-def test_so_it_does_beside_other_degrees(
+def test_beside_other_degrees_too(
     alone: dict[str, dict[str, Any]], four: dict[str, dict[str, Any]], layout: str
 ) -> None:
     """4 ranks."""
@@ -169,9 +169,7 @@ def test_whole_numbers_move(alone: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_what_shards_take_is_not_refused(
-    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], case: str
-) -> None:
+def test_what_shards_take_passes(alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], case: str) -> None:
     assert two[case]["errors"] == [None]
     for name, value in alone[case]["parameters"].items():
         torch.testing.assert_close(two[case]["parameters"][name], value, rtol=1e-5, atol=1e-6, msg=name)
@@ -220,9 +218,7 @@ def refusing(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("refuses", [True, False])
 @pytest.mark.parametrize("case", WITH_CONTAINERS)
-def test_a_container_with_a_forward_is_cut_or_named(
-    one: Any, monkeypatch: pytest.MonkeyPatch, case: str, refuses: bool
-) -> None:
+def test_a_container_is_cut_or_named(one: Any, monkeypatch: pytest.MonkeyPatch, case: str, refuses: bool) -> None:
     """The installed torch may do either."""
     if refuses:
         monkeypatch.setattr(sharded, "fully_shard", refusing)

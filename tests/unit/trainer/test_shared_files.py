@@ -27,9 +27,7 @@ def test_a_link_at_a_name_that_can_be_foreseen_is_not_followed(tmp_path: Path, v
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_not_even_at_the_name_that_is_used(
-    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_not_even_at_the_used_name(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(files, "token_hex", lambda length: "0" * 2 * length)
     there = tmp_path / f".told.{'0' * 16}.tmp"
     if kind == "link":

@@ -78,9 +78,7 @@ def test_without_it_such_a_step_ends_the_job(alone: dict[str, dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_skips_the_same_steps(
-    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], layout: str
-) -> None:
+def test_layouts_skip_alike(alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], layout: str) -> None:
     assert two[layout]["errors"] == [None]
     assert skipped_at(two[layout]) == skipped_at(alone["not finite"])
     require_same(two[layout]["parameters"], alone["not finite"]["parameters"])

@@ -95,9 +95,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked_for: Any) -> dict[st
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 @pytest.mark.parametrize("name", LIKE_ONE)
-def test_parts_of_replicas_train_what_the_whole_trains_in_one_process(
-    results: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_parts_of_replicas_train_what_one_process_trains(results: dict[str, dict[str, Any]], name: str) -> None:
     found, expected = results[name], results[LIKE_ONE[name][2]]
     assert found["errors"] == [None]
     require_same(found["parameters"], expected["parameters"])
@@ -105,9 +103,7 @@ def test_parts_of_replicas_train_what_the_whole_trains_in_one_process(
 
 @pytest.mark.parametrize("how", ["resumed", "at 3"])
 @pytest.mark.parametrize("resumed", RESUMED)
-def test_a_job_goes_on_at_its_position_to_the_last_bit(
-    results: dict[str, dict[str, Any]], resumed: str, how: str
-) -> None:
+def test_a_job_goes_on_at_its_position(results: dict[str, dict[str, Any]], resumed: str, how: str) -> None:
     found = results[f"{resumed}, {how}"]
     assert found["errors"][-1] is None
     assert all(error.startswith("Stopped: ") for error in found["errors"][:-1])
@@ -115,9 +111,7 @@ def test_a_job_goes_on_at_its_position_to_the_last_bit(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_data_that_a_layout_or_a_checkpoint_cannot_take_are_named(
-    results: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_data_that_a_layout_or_checkpoint_cannot_take_are_named(results: dict[str, dict[str, Any]], name: str) -> None:
     assert REFUSED[name][2] in results[f"refused {name}"]["errors"][0]
 
 

@@ -42,7 +42,7 @@ class TestLayersOfThreeRanksEqualThatOfOneProcess:
                 found = torch.cat([rank[name][what] for rank in ranks])
                 assert distance(found, whole[what]) <= TOLERANCE, what
 
-    def test_gradients_of_parameters_are_parts_of_a_sum(
+    def test_parameters_gradients_are_parts_of_a_sum(
         self, ranks: list[dict[str, dict[str, Tensor]]], name: str
     ) -> None:
         whole = run_layer(layer_of(name), name, None)
@@ -51,7 +51,7 @@ class TestLayersOfThreeRanksEqualThatOfOneProcess:
         for what in parameters:
             assert distance(sum(rank[name][what] for rank in ranks), whole[what]) <= TOLERANCE, what
 
-    def test_running_statistics_are_the_same_on_every_rank(
+    def test_running_statistics_are_alike_everywhere(
         self, ranks: list[dict[str, dict[str, Tensor]]], name: str
     ) -> None:
         whole = run_layer(layer_of(name), name, None)
@@ -136,7 +136,7 @@ def test_a_network_is_trained_as_in_one_process(
     require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS), steps=4, tolerance=TOLERANCE)
 
 
-def test_without_it_replicas_normalise_their_own_part(
+def test_without_it_each_normalises_its_part(
     alone: dict[str, dict[str, Any]], together: dict[str, dict[str, Any]]
 ) -> None:
     """So that equality above is the layer's doing."""

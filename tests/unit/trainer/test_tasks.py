@@ -106,9 +106,7 @@ def test_a_task_trains_what_it_trains_in_one_process(results: dict[str, dict[str
 
 
 @pytest.mark.parametrize(("name", "reference"), [("dp2", "alone"), ("dp2, accumulated", "twins"), ("tp2", "planned")])
-def test_figures_of_a_task_are_those_of_all_samples(
-    results: dict[str, dict[str, Any]], name: str, reference: str
-) -> None:
+def test_figures_are_those_of_all_samples(results: dict[str, dict[str, Any]], name: str, reference: str) -> None:
     keys = {key for line in results[reference]["metrics"] for key in line if key.startswith(("task/", "validation"))}
     assert keys > {HELD_OUT_LOSS}
     require_same_figures(results[name], results[reference], keys)

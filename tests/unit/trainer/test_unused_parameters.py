@@ -65,17 +65,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "frozen at the start": True,
     }.items(),
 )
-def test_ddp_searches_where_a_parameter_may_be_unused(
-    two: dict[str, dict[str, Any]], case: str, searches: bool
-) -> None:
+def test_ddp_searches_where_one_may_be_unused(two: dict[str, dict[str, Any]], case: str, searches: bool) -> None:
     assert two[case]["errors"] == [None]
     assert two[case]["searches"] is searches
 
 
 @pytest.mark.parametrize("case", ["all used", "some unused", "unused later, searched", "frozen at the start"])
-def test_either_way_trains_as_one_process_does(
-    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], case: str
-) -> None:
+def test_both_train_as_one_process(alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], case: str) -> None:
     for name, value in alone[case]["parameters"].items():
         torch.testing.assert_close(two[case]["parameters"][name], value, rtol=1e-10, atol=1e-12, msg=name)
 
