@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.soak import SOAK
 from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import job, launch, run_cases, small, user
 
@@ -125,21 +124,3 @@ def test_what_fails_with_whole_layers_too_leaves_a_traceback(tmp_path):
         assert rank.code == 1, rank.err
         assert "Traceback" in rank.err
         assert "disttrain: RankFailed: RuntimeError: " in rank.err
-
-
-@pytest.mark.skipif(not SOAK, reason="tensor groups alone show it; `make soak` shows it for their combinations, too")
-@pytest.mark.parametrize(
-    ("layout", "changes", "codes", "where"),
-    [
-        (PIPELINE, {}, [80, 80, 91, 91], "Gpt fails in `blocks.0.attention` (Attention)"),
-        ({"dataParallelShardDegree": 2}, {"precision": "BF16"}, [80] * 4, "Gpt fails in `blocks.0.attention` ("),
-        ({}, {"activationCheckpointing": "Full"}, [80] * 4, "Gpt fails in `blocks.0.attention` (Attention)"),
-        ({}, {"compile": True}, [80] * 4, "Gpt fails in its forward pass"),
-    ],
-)
-def test_heads_that_do_not_divide_are_refused_in_combinations(tmp_path, layout, changes, codes, where):
-    training = small(model=user("double_gpt", double=False, heads=3, width=12), **GPT, **changes)
-    with launch(tmp_path, job(training, parallelism=TENSOR | layout), 4) as world:
-        ended = world.ended()
-    assert [rank.code for rank in ended] == codes, ended[0].err
-    assert f"disttrain: InvalidConfiguration: `parallelism.tensorParallelDegree`: {where}" in ended[0].err

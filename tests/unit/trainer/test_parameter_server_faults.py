@@ -10,7 +10,6 @@ from disttrain_api.names import ExitCode
 from disttrain_api.report import decode_pod_report
 from disttrain_trainer.parameter_server.protocol.sockets import connect
 from disttrain_trainer.parameter_server.protocol.wire import key_of, key_with
-from tests.soak import SOAK
 from tests.unit.trainer.server_jobs import SERVER, a_job, ended, signalled
 from tests.unit.trainer.worlds import TOKEN, small, user
 from tests.waiting import GENEROUS, until
@@ -105,21 +104,6 @@ def test_a_server_goes_on_from_its_snapshot_and_what_it_lost_is_counted(tmp_path
         assert last["servers/incarnations"] == 3
         steps = [line["step"] for line in running.lines() if "loss_metrics/global_avg_loss" in line]
         assert steps == list(range(1, STEPS + 1))
-
-
-@pytest.mark.skipif(not SOAK, reason="a minute; test_parameter_server_failure_detector.py has it without a server")
-@pytest.mark.timeout(400)
-def test_a_server_that_hangs_is_given_up_although_it_accepts_connections(tmp_path):
-    training = {**TRAINING, "steps": 10_000}
-    settings = {"synchronization": "Async", "snapshotInterval": INTERVAL}
-    with a_job(tmp_path, training, servers=2, parameterServer=settings) as running:
-        running.reached(5)
-        signalled(running.servers[1], signal.SIGSTOP)
-        for rank, worker in enumerate(running.workers):
-            code, report = ended(worker, rank, within=300.0)
-            assert code == ExitCode.PEER_LOST
-            assert "parameter server 1" in report.error.message
-            assert "has not answered" in report.error.message
 
 
 def test_a_killed_server_has_reported_the_newest_checkpoint(tmp_path):
