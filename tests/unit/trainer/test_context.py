@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from disttrain_api.mesh import Mesh
+from disttrain_trainer.metrics.report import THROUGHPUT
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.mesh import World
 from tests.unit.trainer.context_code import of_parts
@@ -84,6 +85,13 @@ def test_each_rank_draws_its_own_dropout(written):
     assert any(first)
     assert any(second)
     assert first != second
+
+
+def test_throughput_counts_a_sample_once_and_every_token_once(results):
+    (line,) = [line for line in results["watched"]["metrics"] if "lr" in line]
+    # Both are of the same seconds, and tokens are of one rank.
+    tokens_of_a_sample = line["throughput(tps)"] * 2 / line[THROUGHPUT]
+    assert tokens_of_a_sample == pytest.approx(8)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(replicate=2, context=2), Mesh(replicate=2, shard=2, context=4)], ids=str)
