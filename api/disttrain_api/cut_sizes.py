@@ -122,15 +122,21 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
     degree, config = parallelism.context_parallel_degree or 1, model_config(training)
     if degree == 1 or not isinstance(config, GptConfig):
         return
-    needed = f"must be a multiple of `contextParallelDegree`, which is {degree}"
-    if config.heads % degree:
-        yield "training.model.config.heads", f"{config.heads} {needed}"
+    tensor = parallelism.tensor_parallel_degree or 1
+    if config.heads % (degree * tensor):
+        yield "training.model.config.heads", f"{config.heads} {_multiple_of(degree, tensor)}"
     if config.experts is not None:
         advice = "how busy each is is counted in whole sequences; remove one of the two"
         yield "training.model.config.experts", f"experts conflict with `contextParallelDegree`: {advice}"
     samples = samples_of(data_config(training.data)) if training.data.name is not None else None
-    if isinstance(samples, Tokens) and samples.length % degree:
-        yield "training.data.config.sequenceLength", f"{samples.length} {needed}"
+    cut = tensor if parallelism.sequence_parallel else 1
+    if isinstance(samples, Tokens) and samples.length % (degree * cut):
+        yield "training.data.config.sequenceLength", f"{samples.length} {_multiple_of(degree, cut)}"
+
+
+def _multiple_of(context: int, tensor: int) -> str:
+    factors = "`contextParallelDegree`" + (" x `tensorParallelDegree`" if tensor > 1 else "")
+    return f"must be a multiple of {factors}, which is {context * tensor}"
 
 
 def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:

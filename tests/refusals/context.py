@@ -16,8 +16,8 @@ def _layout(setting: str, parallelism: Mapping[str, Any], **spec: Any) -> Refusa
     return Refusal(
         "ContextWithLayout",
         _PATH,
-        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas and shards beside it, or remove one of the"
-        " two",
+        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas, shards and tensor groups beside it,"
+        " or remove one of the two",
         {"training": _GPT, **_FOUR, "parallelism": {**_CONTEXT, **parallelism}, **spec},
     )
 
@@ -33,7 +33,7 @@ def _training(setting: str, training: Mapping[str, Any]) -> Refusal:
 
 
 CONTEXT_REFUSALS = (
-    *(_layout(name, {name: 2}) for name in ("pipelineParallelDegree", "tensorParallelDegree", "devicesPerProcess")),
+    *(_layout(name, {name: 2}) for name in ("pipelineParallelDegree", "devicesPerProcess")),
     _layout(
         "expertParallelDegree",
         {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
@@ -72,6 +72,11 @@ CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
         "training": {**_GPT, "activationCheckpointing": "Selective"},
         **_FOUR,
         "parallelism": {**_CONTEXT, "dataParallelShardDegree": 2},
+    },
+    "parts of sequences on tensor groups": {
+        "training": _GPT,
+        **_FOUR,
+        "parallelism": {**_CONTEXT, "tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
     },
     "parts of a model of one's own": {
         "training": {**_GPT, "model": {"name": None, "entrypoint": "mine:model"}},

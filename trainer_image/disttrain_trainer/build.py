@@ -140,7 +140,7 @@ def assemble(
             task.compile_with_model()
     # A model that cannot be cut along the sequence has said so.
     if config.job.parallelism.sequence_parallel:
-        _require_even_sequences(data, world.mesh.tensor)
+        _require_even_sequences(data, world.mesh.tensor * world.mesh.context)
     optimizer = task.optimizer(_trained(module, hidden))
     takes_no_sparse = what_takes_none(config, world, optimizer)
     require_dense(sparse, takes_no_sparse)
@@ -303,7 +303,7 @@ def _require_even_sequences(data: Datasets, degree: int) -> None:
         if length % degree:
             raise InvalidConfiguration(
                 f"`parallelism.sequenceParallel`: the {kind} sequences of `training.data` are {length} long, which must"
-                f" be a multiple of `tensorParallelDegree`, which is {degree}"
+                f" be a multiple of `tensorParallelDegree` x `contextParallelDegree`, which is {degree}"
             )
 
 

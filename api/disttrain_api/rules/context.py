@@ -10,7 +10,6 @@ _DEGREE = given("self.?contextParallelDegree", "1")
 _OF_JOB = given("self.parallelism.?contextParallelDegree", "1")
 _DEGREES = {
     "pipelineParallelDegree": "pipeline_parallel_degree",
-    "tensorParallelDegree": "tensor_parallel_degree",
     "expertParallelDegree": "expert_parallel_degree",
     "devicesPerProcess": "devices_per_process",
 }
@@ -71,8 +70,8 @@ CONTEXT_RULES = (
         id="ContextWithLayout",
         path=_PATH,
         scope="spec.parallelism",
-        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas and shards beside it, or"
-        " remove one of the two",
+        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas, shards and tensor groups"
+        " beside it, or remove one of the two",
         check=lambda spec: when(_degree(spec) > 1 and bool(_other(spec)), degree=_degree(spec), setting=_other(spec)),
         cel=f"{_DEGREE} == 1 || ({_OTHER}) == ''",
         values={"degree": _DEGREE, "setting": _OTHER},

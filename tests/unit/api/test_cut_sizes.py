@@ -53,9 +53,19 @@ def test_a_size_that_cannot_divide_is_named(training: dict[str, Any], parallelis
     ],
 )
 def test_what_parts_of_sequences_need_is_named(training: dict[str, Any], said: str | None) -> None:
-    (*problems,) = found(training, {"contextParallelDegree": 2})
+    problems = found(training, {"contextParallelDegree": 2})
     assert len(problems) == (said is not None)
     assert said is None or problems[0].startswith(said)
+
+
+def test_tensor_groups_divide_what_is_left_of_heads_and_sequences() -> None:
+    layout = {"contextParallelDegree": 2, **TENSOR}
+    needed = "must be a multiple of `contextParallelDegree` x `tensorParallelDegree`, which is 4"
+    assert found(trained("gpt", heads=2), layout) == [f"{CONFIG}.heads: 2 {needed}"]
+    short = trained("gpt", sequenceLength=132) | {"data": {"name": "text", "config": {"sequenceLength": 130}}}
+    assert found(short, layout) == []
+    said = f"spec.training.data.config.sequenceLength: 130 {needed}"
+    assert found(short, {**layout, "sequenceParallel": True}) == [said]
 
 
 @pytest.mark.parametrize(

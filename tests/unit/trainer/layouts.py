@@ -241,6 +241,14 @@ ALL_LAYOUTS = {
     "cp2 x fsdp2": (4, "gpt, AdamW", {CONTEXT: 2, SHARD: 2}, ACCUMULATE_2 | FULL),
     "cp4": (4, "gpt, AdamW", {CONTEXT: 4}, {}),
     "cp2 x dp2 x fsdp2": (8, "gpt, untied, smoothed", {CONTEXT: 2, SHARD: 2, REPLICATE: 2}, ACCUMULATE_2),
+    "cp2 x tp2": (4, "gpt, SGD", {CONTEXT: 2, TENSOR: 2}, ACCUMULATE_2),
+    "cp2 x tp2, everything": (
+        4,
+        "gpt, untied, smoothed",
+        {CONTEXT: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True},
+        FULL | OFFLOAD,
+    ),
+    "cp2 x fsdp2 x tp2": (8, "gpt, AdamW", {CONTEXT: 2, SHARD: 2, TENSOR: 2, "sequenceParallel": True}, ACCUMULATE_2),
     # All others of experts are test_moe.py's, which the gate leaves out.
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
 }
@@ -270,6 +278,7 @@ _LONG = {
 _IN_GATE = {
     "cp2 x dp2",
     "cp2 x fsdp2",
+    "cp2 x tp2, everything",
     "dp2 x fsdp2",
     "fsdp2 x tp2, everything",
     "pp2 x fsdp2, Interleaved1F1B",

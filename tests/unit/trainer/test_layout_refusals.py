@@ -76,7 +76,7 @@ CASES = {
     "sequences that do not divide": (
         small(model=user("double_gpt"), data=user("ragged_tokens")),
         TENSOR | {"sequenceParallel": True},
-        "the training sequences of `training.data` are 9 long, which must be a multiple of `tensorParallelDegree`",
+        "the training sequences of `training.data` are 9 long, which must be a multiple of `tensorParallelDegree` x",
     ),
     "heads of a user's model that do not divide": (
         small(model=user("double_gpt", heads=3, width=12), **GPT),

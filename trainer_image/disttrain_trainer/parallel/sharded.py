@@ -31,7 +31,7 @@ def is_sharded(training: Training, world: World) -> bool:
     pipeline averages gradients itself), and offloading is FSDP2's.
     """
     mesh = world.mesh
-    tensor = mesh.replicate > 1 and mesh.tensor > 1 and mesh.pipeline == 1
+    tensor = mesh.of_parameters.replicate > 1 and mesh.tensor > 1 and mesh.pipeline == 1
     return mesh.shard > 1 or mesh.expert > 1 or tensor or training.offload.parameters
 
 
