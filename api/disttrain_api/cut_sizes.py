@@ -10,6 +10,7 @@ from disttrain_api.builtin import (
     GptConfig,
     MlpConfig,
     ModelConfig,
+    OfTokens,
     ResnetConfig,
     Tokens,
     config_problems,
@@ -120,18 +121,28 @@ def _tensor_problems(training: Training, parallelism: Parallelism) -> Iterator[P
 
 def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
     degree, config = parallelism.context_parallel_degree or 1, model_config(training)
-    if degree == 1 or not isinstance(config, GptConfig):
+    if degree == 1 or not isinstance(config, OfTokens):
         return
     tensor = parallelism.tensor_parallel_degree or 1
-    if config.heads % (degree * tensor):
-        yield "training.model.config.heads", f"{config.heads} {_multiple_of(degree, tensor)}"
-    if config.experts is not None:
+    for name, heads in _heads_of(config):
+        if heads is not None and heads % (degree * tensor):
+            yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, tensor)}"
+    if isinstance(config, GptConfig) and config.experts is not None:
         advice = "how busy each is is counted in whole sequences; remove one of the two"
         yield "training.model.config.experts", f"experts conflict with `contextParallelDegree`: {advice}"
     samples = samples_of(data_config(training.data)) if training.data.name is not None else None
     cut = tensor if parallelism.sequence_parallel else 1
     if isinstance(samples, Tokens) and samples.length % (degree * cut):
         yield "training.data.config.sequenceLength", f"{samples.length} {_multiple_of(degree, cut)}"
+
+
+def _heads_of(config: OfTokens) -> Iterator[tuple[str, int | None]]:
+    """Yield how many heads queries and keys have; None where only the trainer knows."""
+    if isinstance(config, GptConfig):
+        yield "heads", config.heads
+    else:
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            yield f"config.{name}", size_of(config, name)
 
 
 def _multiple_of(context: int, tensor: int) -> str:

@@ -52,13 +52,12 @@ CONTEXT_REFUSALS = (
             "ContextNeedsModel",
             _PATH,
             f"the model '{model}' does not compute parts of sequences: `contextParallelDegree` must be 1, found 2; use"
-            " the model gpt, or `dataParallelShardDegree`",
+            " the model gpt or transformers, or `dataParallelShardDegree`",
             {"training": training, "parallelism": _CONTEXT},
         )
         for model, training in (
             ("mlp", {}),
             ("resnet", {"model": {"name": "resnet"}}),
-            ("transformers", {**_GPT, "model": _LLAMA}),
         )
     ),
     _training("task", {"model": None, "data": None, "task": {"entrypoint": "mine:task"}}),
@@ -78,6 +77,7 @@ CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
         **_FOUR,
         "parallelism": {**_CONTEXT, "tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
     },
+    "parts of sequences of a llama": {"training": {**_GPT, "model": _LLAMA}, "parallelism": _CONTEXT},
     "parts of a model of one's own": {
         "training": {**_GPT, "model": {"name": None, "entrypoint": "mine:model"}},
         **_FOUR,

@@ -99,12 +99,19 @@ class OffersTensorPlan(Protocol):
 class ContextPart(Protocol):
     """This rank's part of every sequence, of which the ranks of a context group have one each."""
 
+    degree: int
+    """Number of parts."""
+
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         """Return where in the whole sequences the `tokens` tokens of a part are: [tokens], int64."""
 
     def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
         """Return scaled dot-product attention to each token and those before it in the whole sequences, also where
         other ranks have them. [B, H, T, D'] each, T tokens of a part. Ranks of a group call it together."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+        """Return `attention(query, key, value)` of the whole sequences. It is called with some of the heads of each;
+        keys and values may have fewer than queries. Ranks of a group call it together."""
 
 
 class OffersContext(Protocol):

@@ -13,7 +13,7 @@ _DEGREES = {
     "expertParallelDegree": "expert_parallel_degree",
     "devicesPerProcess": "devices_per_process",
 }
-_OTHER_MODELS = [name.value for name in ModelName if name is not ModelName.GPT]
+_OTHER_MODELS = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
 _MODEL = given("self.?training.?model.?name", "''")
 # The first setting that does not go with it, or ''.
 _OTHER = " : ".join(
@@ -81,7 +81,7 @@ CONTEXT_RULES = (
         id="ContextNeedsModel",
         path=_PATH,
         sentence="the model '{model}' does not compute parts of sequences: `contextParallelDegree` must be 1, found"
-        " {degree}; use the model gpt, or `dataParallelShardDegree`",
+        " {degree}; use the model gpt or transformers, or `dataParallelShardDegree`",
         check=lambda spec: when(
             _degree(spec) > 1 and _model(spec) in _OTHER_MODELS, model=_model(spec), degree=_degree(spec)
         ),

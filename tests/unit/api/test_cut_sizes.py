@@ -9,6 +9,7 @@ from tests.builders import a_manifest
 
 CONFIG = "spec.training.model.config"
 TENSOR = {"tensorParallelDegree": 2}
+LLAMA = {"model_type": "llama", "num_attention_heads": 6, "num_key_value_heads": 3}
 
 
 def trained(name: str, **config: Any) -> dict[str, Any]:
@@ -48,6 +49,10 @@ def test_a_size_that_cannot_divide_is_named(training: dict[str, Any], parallelis
             "spec.training.data.config.sequenceLength: 127 must be a multiple of `contextParallelDegree`, which is 2",
         ),
         (trained("gpt", experts=4), f"{CONFIG}.experts: experts conflict with `contextParallelDegree`: how busy"),
+        (
+            {"model": {"name": "transformers", "config": {"config": LLAMA}}, "data": {"name": "text"}},
+            f"{CONFIG}.config.num_key_value_heads: 3 must be a multiple of `contextParallelDegree`, which is 2",
+        ),
         # It is the data's that is cut; the model's may be longer.
         (trained("gpt", sequenceLength=129), None),
     ],

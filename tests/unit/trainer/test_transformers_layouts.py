@@ -4,7 +4,19 @@ import pytest
 
 from tests.soak import SOAK
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same, require_same_figures
-from tests.unit.trainer.layouts import ACCUMULATE, ADAMW, COMMON, FULL, PIPELINE, REPLICATE, SGD, SHARD, TENSOR, TOKENS
+from tests.unit.trainer.layouts import (
+    ACCUMULATE,
+    ADAMW,
+    COMMON,
+    CONTEXT,
+    FULL,
+    PIPELINE,
+    REPLICATE,
+    SGD,
+    SHARD,
+    TENSOR,
+    TOKENS,
+)
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, run_layouts, small
 
 pytest.importorskip("transformers")
@@ -23,6 +35,7 @@ def training(family, optimizer=SGD, **config):
 TRAININGS = {
     "llama": training("llama", ADAMW),
     "llama, tied": training("llama", **TIED),
+    "llama, as many keys": training("llama", num_key_value_heads=4),
     # Gradients of everything that an adapter passes on; the model itself must stay as it is.
     "lora": training("qwen3", ADAMW, lora={"rank": 2, "targets": ALL_PROJECTIONS}),
     "lora, fused": training("phi3", lora={"rank": 2, "targets": ["qkv_proj", "o_proj"]}),
@@ -37,6 +50,9 @@ LAYOUTS = {
     "pp2 by layers": (2, "granite", {PIPELINE: 2, "pipeline": {"layersPerStage": [3, 4]}}, {}),
     "tp2, everything": (2, "llama, tied", EVERYTHING, FULL),
     "tp2, sequence, lora": (2, "lora", EVERYTHING, FULL),
+    "cp2, lora": (2, "lora", {CONTEXT: 2}, FULL),
+    "cp2, windows": (2, "qwen2, windows", {CONTEXT: 2}, ACCUMULATE),
+    "cp2, granite": (2, "granite", {CONTEXT: 2}, {}),
     **{f"tp2, sequence, {name}": (2, name, SEQUENCE, {}) for name in ("qwen3", "olmo2", "phi3")},
 }
 if SOAK:
@@ -48,6 +64,9 @@ if SOAK:
         "fsdp2 x tp2, lora": (4, "lora", {SHARD: 2, **SEQUENCE}, {}),
         "pp2 x fsdp2, lora": (4, "lora", {PIPELINE: 2, SHARD: 2}, ACCUMULATE),
         "pp2 x tp2, everything": (4, "llama, tied", {PIPELINE: 2, **EVERYTHING}, FULL),
+        "cp2 x fsdp2": (4, "llama", {CONTEXT: 2, SHARD: 2}, ACCUMULATE),
+        "cp2 x tp2": (4, "llama, as many keys", {CONTEXT: 2, **EVERYTHING}, FULL),
+        **{f"cp2, {name}": (2, name, {CONTEXT: 2}, {}) for name in ("qwen3", "olmo2", "phi3", "smollm3")},
         "dp2 x fsdp2": (4, "llama", {REPLICATE: 2, SHARD: 2}, {}),
     }
 

@@ -6,6 +6,8 @@ would, and gives the results back by another. Their backward passes are the same
 Shapes: B batch, T tokens of a sequence, c ranks of a group, H heads, D' width of a head.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,13 +50,21 @@ class Context(ContextPart):
         return torch.arange(self.index * tokens, (self.index + 1) * tokens, device=device)
 
     def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
-        heads = query.shape[1]
-        if heads % self.degree:
-            raise InvalidConfiguration(f"{_SETTING}: {heads} heads of attention must be a multiple of {self.degree}")
-        # [3, B, H, T / c, D'] to all ranks by heads; from them, in their order, [3, B, H / c, T / c, D'] each.
-        tokens = torch.stack((query, key, value)).unflatten(2, (self.degree, -1)).movedim(2, 0)
-        query, key, value = _AllToAll.apply(tokens, self._group).movedim(0, 3).flatten(3, 4).unbind()
-        whole = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.attend(
+            query, key, value, partial(functional.scaled_dot_product_attention, dropout_p=dropout, is_causal=True)
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+        tokens = (query, key, value)
+        for heads in {one.shape[1] for one in tokens}:
+            if heads % self.degree:
+                raise InvalidConfiguration(
+                    f"{_SETTING}: {heads} heads of attention must be a multiple of {self.degree}"
+                )
+        # Heads of all three, [B, H / c, T / c, D'] to each rank; from them, in their order, the rest of the sequences.
+        packed = torch.cat([one.unflatten(1, (self.degree, -1)) for one in tokens], 2).movedim(1, 0)
+        arrived = _AllToAll.apply(packed, self._group).movedim(0, 2).flatten(2, 3)
+        whole = attention(*arrived.split([one.shape[1] // self.degree for one in tokens], 1))
         # [B, H / c, T, D'] to all ranks by tokens.
         parts = whole.unflatten(2, (self.degree, -1)).movedim(2, 0)
         back: Tensor = _AllToAll.apply(parts, self._group).movedim(0, 1).flatten(1, 2)

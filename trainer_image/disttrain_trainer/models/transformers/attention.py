@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_trainer.models.transformers.families import Family
+from disttrain_trainer.protocols import ContextPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+_IN_PARTS = "disttrain_context"
 
 
 def causal_attention(family: Family, config: PreTrainedConfig, layer: int, window: int | None) -> nn.Module:
@@ -32,10 +35,14 @@ def _causal(library: type[nn.Module]) -> type[nn.Module]:
         """The library's attention; the decoder layer's other arguments are not there."""
 
         window: int | None = None
+        context: ContextPart | None = None
+        """The part of sequences that is computed; None: whole ones."""
 
         def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, Tensor | None]:
-            positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            rotated = self.rotary_emb(hidden_states, position_ids=positions.unsqueeze(0))
+            length, device, part = hidden_states.shape[1], hidden_states.device, self.context
+            positions = torch.arange(length if part is None else length * part.degree, device=device)
+            own = positions if part is None else part.positions(length, device)
+            rotated = self.rotary_emb(hidden_states, position_ids=own.unsqueeze(0))
             found: tuple[Tensor, Tensor | None] = super().forward(
                 hidden_states=hidden_states,
                 position_embeddings=rotated,
@@ -44,6 +51,27 @@ def _causal(library: type[nn.Module]) -> type[nn.Module]:
             return found
 
     return CausalAttention
+
+
+def attend_in_parts(config: PreTrainedConfig) -> None:
+    """Make the library's layers of this config ask their `context` for attention."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_IN_PARTS, _attend)
+    config._attn_implementation = _IN_PARTS
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """The library's own attention with one of torch's kernels, of whole sequences: [B, H, T, D'] -> [B, T, H, D']."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
+        return found.transpose(1, 2)
+
+    return module.context.attend(query, key, value, whole).transpose(1, 2), None
 
 
 def _window_mask(positions: Tensor, window: int | None) -> Tensor | None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from disttrain_api.transformers_config import LoraConfig, TransformersConfig
-from disttrain_trainer.models.transformers.attention import causal_attention
+from disttrain_trainer.models.transformers.attention import attend_in_parts, causal_attention
 from disttrain_trainer.models.transformers.config import library_config, windows_of
 from disttrain_trainer.models.transformers.families import FAMILIES, Family
 from disttrain_trainer.models.transformers.lora import Down, Up, add_adapters, is_adapter
 from disttrain_trainer.models.transformers.tensor_plan import tensor_plan
+from disttrain_trainer.protocols import ContextPart
 from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 
 if TYPE_CHECKING:
@@ -94,6 +95,12 @@ class CausalLanguageModel(nn.Module):
             raise ValueError("`training.model.config.lora.dropout` conflicts with it: remove one of the two")
         adapted = () if self.lora is None else self.lora.targets
         return tensor_plan(self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted)
+
+    def use_context(self, context: ContextPart) -> None:
+        """Compute parts of sequences from now on (parallel/context.py)."""
+        for layer in self.model.layers:
+            layer.self_attn.context = context  # type: ignore[union-attr, assignment]
+        attend_in_parts(self.config)
 
     def vocabulary_size(self) -> int:
         """Return the number of tokens that the table of embeddings has rows for."""
