@@ -284,6 +284,16 @@ async def test_an_agent_connects_again_and_takes_part(port: Port) -> None:
     follower.close()
 
 
+async def test_each_address_of_worker_0_is_tried(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def both(host: str, number: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    monkeypatch.setattr("disttrain_agent.gang.follow.addresses", both)
+    follower = FollowingAgent(lambda: None, port.log.append, KEY, 1, WORKERS, "worker-0", port.address[1])
+    await until(lambda: 1 in port.leader._present)
+    follower.close()
+
+
 async def test_who_takes_the_place_of_worker_0s_agent_learns_no_message_and_orders_nothing() -> None:
     seen = []
 

@@ -29,6 +29,7 @@ class FollowingAgent:
         self._member, self._changed, self._log = Member(), changed, log
         self._key, self._worker, self._workers, self._host, self._port = key, worker, workers, host, port
         self._channel: Channel | None = None
+        self._tries = 0
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
 
     @property
@@ -85,7 +86,10 @@ class FollowingAgent:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _connect_and_hear(self) -> None:
-        host = (await addresses(self._host, self._port))[0]
+        found = await addresses(self._host, self._port)
+        # One that refuses, such as ::1 where only 127.0.0.1 listens, must not keep the others from being tried.
+        host = found[self._tries % len(found)]
+        self._tries += 1
         reader, writer = await asyncio.wait_for(
             asyncio.open_connection(host, self._port, limit=MAX_LINE_BYTES), HANDSHAKE_SECONDS
         )
