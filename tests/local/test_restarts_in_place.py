@@ -51,13 +51,20 @@ def curve(run: Run) -> dict[int, set[tuple[float, float, int]]]:
     return dict(seen)
 
 
+def generations(run: Run) -> dict[int, int]:
+    """The last life of the ranks in which each step was done."""
+    lines = [json.loads(text) for text in (run.home / "metrics" / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line.get("generation", 0) for line in lines}
+
+
 def is_held(run: Run) -> bool:
     """Whether the ranks have come to the step in which they wait, and the checkpoint before it is complete, and their
     agents know each other."""
     saved = list(run.folder.glob(f"disttrain-runs/*/storage/*/step-{2 * INTERVAL}/.metadata"))
-    log = run.log(0, attempt=1)
-    alone = not run.log(1, attempt=1)
-    return bool(saved) and f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
+    if not saved:
+        return False
+    log, alone = run.log(0, attempt=1), not run.log(1, attempt=1)
+    return f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
 
 
 def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_without_the_kill(
@@ -77,6 +84,9 @@ def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_wi
     assert other.exit_code == 0, other.stderr
     assert curve(run) == curve(other)
     assert sorted(curve(run)) == list(range(1, STEPS + 1))
+
+    resumed = 2 * INTERVAL + 1
+    assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
 
     status = run.status
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
@@ -111,6 +121,9 @@ def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_the_curve_is_th
     assert other.exit_code == 0, other.stderr
     assert curve(run) == curve(other)
     assert sorted(curve(run)) == list(range(1, STEPS + 1))
+
+    resumed = 2 * INTERVAL + 1
+    assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
 
     status = run.status
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)

@@ -56,6 +56,7 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         file=None if folder is None else folder / METRICS_FILE,
         sink=open_sinks(config.job, folder) if world.first else Sinks(),
         attempt=config.attempt,
+        generation=config.generation,
         counts_tokens=counts_tokens,
         work=state.work,
         devices=config.world_size * (config.job.parallelism.devices_per_process or 1),

@@ -11,7 +11,7 @@ METRICS_FILE = "metrics.jsonl"
 _LOSSES = {"loss_metrics/global_avg_loss": "training", "validation_metrics/global_avg_loss": "held-out"}
 _RATES = {"throughput(sps)": "samples"}
 _MOST_FIGURES = 12
-_OF_THE_TRAINER = {"attempt", "step", "grad_norm", "lr", "tflops"}
+_OF_THE_TRAINER = {"attempt", "generation", "step", "grad_norm", "lr", "tflops"}
 
 Line = Mapping[str, Any]
 Series = tuple[list[int], list[float]]
@@ -38,11 +38,12 @@ def draw(folder: Path) -> list[Path]:
 
 
 def restarted_at(lines: Sequence[Line]) -> list[int]:
-    """Return the first step of each attempt but the first, as far as lines tell."""
-    firsts: dict[int, int] = {}
+    """Return the first step of each life of the ranks but the first, as far as lines tell: attempts, and within them
+    restarts in place."""
+    firsts: dict[tuple[int, int], int] = {}
     for line in lines:
-        firsts.setdefault(line.get("attempt", 1), line["step"])
-    return [firsts[attempt] for attempt in sorted(firsts)[1:]]
+        firsts.setdefault((line.get("attempt", 1), line.get("generation", 0)), line["step"])
+    return [firsts[life] for life in sorted(firsts)[1:]]
 
 
 def _own(lines: Sequence[Line]) -> list[str]:

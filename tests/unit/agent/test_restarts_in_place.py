@@ -73,6 +73,21 @@ note("found", reports())
     assert pod.progress.checkpoint.step == 3
 
 
+def test_a_rank_that_was_stopped_after_another_had_lost_a_peer_keeps_nobody_from_starting_again(pods: Pods) -> None:
+    pod = in_place(pods)
+    program = f"""
+if number == 1 and rank == 1:
+    wait("life-1.0"), wait("ready-0")
+    sys.exit({ExitCode.PEER_LOST:d})
+if number == 1:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit({ExitCode.STOPPED:d}))
+    ready(), signal.pause()
+{FINISH}
+"""
+    assert pod.run(LIVES + program) == 0, pod.log
+    assert (restarts(pod).count, restarts(pod).failure.exit_code) == (1, ExitCode.PEER_LOST)
+
+
 def test_no_report_of_the_former_life_is_there_when_the_next_one_begins(pods: Pods) -> None:
     pod = in_place(pods, ranks=1)
     program = f"""

@@ -15,14 +15,15 @@ def test_a_step_done_again_counts_as_its_last_attempt_has_it():
     assert series(lines, "x") == ([1, 2], [5.0, 3.0])
 
 
-def test_an_attempt_begins_at_the_first_step_that_it_logs():
+def test_an_attempt_and_a_restart_in_place_begin_at_the_first_step_that_they_log():
     lines = [
         {"attempt": 1, "step": 10},
         {"attempt": 1, "step": 20},
         {"attempt": 2, "step": 15},
+        {"attempt": 2, "generation": 1, "step": 16},
         {"attempt": 4, "step": 25},
     ]
-    assert restarted_at(lines) == [15, 25]
+    assert restarted_at(lines) == [15, 16, 25]
     assert restarted_at(lines[:2]) == restarted_at([]) == []
 
 
@@ -30,7 +31,7 @@ def test_figures_of_ones_own_have_a_plot(tmp_path: Path):
     write(tmp_path, {"step": 1, "task/a": -1.0, "reward": 2, "lr": 1, "grad_norm": 1, "time_metrics/end_to_end(s)": 1})
     assert [path.name for path in draw(tmp_path)] == ["figures.png"]
     two = imread(tmp_path / "figures.png").shape[0]
-    write(tmp_path, {"step": 1, "attempt": 1, "reward": 2}, {"step": 1, "attempt": 2, "reward": 3})
+    write(tmp_path, {"step": 1, "attempt": 1, "reward": 2}, {"step": 1, "attempt": 2, "generation": 1, "reward": 3})
     draw(tmp_path)
     assert imread(tmp_path / "figures.png").shape[0] < two, "a panel for each"
 

@@ -104,6 +104,8 @@ class Metrics:
     file: Path | None
     sink: Sink
     attempt: int
+    generation: int
+    """How often the ranks of the attempt have started before."""
     counts_tokens: bool
     work: Work
     devices: int
@@ -225,10 +227,11 @@ class Metrics:
         self.sink.write(_without_inf_and_nan(values))
         if self.file is None:
             return
+        life = {"attempt": self.attempt} | ({"generation": self.generation} if self.generation else {})
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
-                file.write(json.dumps({"attempt": self.attempt, **_without_inf_and_nan(values)}) + "\n")
+                file.write(json.dumps({**life, **_without_inf_and_nan(values)}) + "\n")
         except OSError as error:
             # A checkpoint that meets the same wall ends the job; lost metrics alone do not.
             print(f"disttrain: {self.file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
