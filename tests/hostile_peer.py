@@ -50,7 +50,7 @@ class Peer:
         return socket.create_connection((self.host, self.port), _WITHIN_SECONDS)
 
     def talk(self, outcome: Outcome, *messages: bytes) -> None:
-        """Connect, send, and hear what comes back until the other side closes or is silent for a while."""
+        """Connect, send, and receive what comes back until the other side closes or is silent for a while."""
         with self.connect() as connection:
             outcome.connections += 1
             try:

@@ -1,11 +1,11 @@
-"""One look at one job: snapshot -> decide -> status, if its meaning changed -> actions and Events.
+"""One reconcile of one job: snapshot -> decide -> status, if its meaning changed -> actions and Events.
 
 The status is written first, always: attempt and restart count stand there before a pod of the old gang is deleted or
 one of the new gang is created, so a process that dies between any two requests is continued, not repeated. The write
 carries the resourceVersion that the decision was made from. A stale write is answered with 409; then nothing is
-executed, and the job is read and looked at again. A job whose newest version cannot be read is left as it is, with its
+executed, and the job is read and reconciled again. A job whose newest version cannot be read is left as it is, with its
 pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request.
-One of which the API server takes no status, for its size or its values, is left alone longer and longer, and told once.
+One of which the API server takes no status, for its size or its values, is left alone longer and longer, with an Event.
 
 Where many jobs of a namespace wait for its quota, one that comes is asked about first, by a pod that is not made: if it
 would be refused, that is in the first status, and neither Service nor Secret is made for it.
@@ -50,7 +50,7 @@ from disttrain_operator.snapshot import NO_SOURCES, Key, Sources, World, job_col
 
 logger = logging.getLogger(__name__)
 
-# A job of thousands of pods is looked at less often than its pods change: it gets a fifth of the time at most.
+# A job of thousands of pods is reconciled less often than its pods change: it gets a fifth of the time at most.
 REST_PER_SECOND_OF_WORK = 4.0
 MAX_REST_SECONDS = 5.0
 # Clocks step; requeue_at is a time of the wall clock, the queue's are not.
@@ -113,7 +113,7 @@ class Reconciler:
         self._sources, self.refused = sources, refused or Refused()
         self._reading = Slots(1)
         self._reported_refusals: dict[str, int] = {}
-        """Uid of a job whose status was refused -> generation of which that was told."""
+        """Uid of a job whose status was refused -> generation of which that was reported."""
 
     async def work(self) -> None:
         """One worker. Never returns, whatever a job does to it."""

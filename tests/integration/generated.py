@@ -53,7 +53,7 @@ def wrong(schema: Raw) -> st.SearchStrategy[Any]:
 
 
 def right(schema: Raw, depth: int) -> st.SearchStrategy[Any]:
-    """What the schema of one field allows, as far as it can be told without its patterns and rules."""
+    """What the schema of one field allows, as far as it is known without its patterns and rules."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):

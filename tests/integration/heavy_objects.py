@@ -1,6 +1,6 @@
 """Pods, Services and jobs of which one field, or all at once, are as large as an API server takes.
 
-A row makes its field about as large as it is told; whether an API server takes so much of it only that one knows.
+A row makes its field about as large as it is asked to; whether an API server takes so much of it only that one knows.
 tests/unit/operator/test_any_field.py has every field there is, also those of which none takes much.
 """
 

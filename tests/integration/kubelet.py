@@ -1,4 +1,4 @@
-"""Somebody who runs pods, no node, no container, only what the API server would be told of them; and a witness.
+"""Somebody who runs pods, no node, no container, only what the API server would get of them; and a witness.
 
 They follow the pods of all namespaces by a watch, which they open anew whenever it breaks, and talk to the API server
 directly: faults between the operator and the API server do not concern them.

@@ -1,4 +1,4 @@
-"""A TCP proxy that can be told to misbehave; what flows through it is not looked at."""
+"""A TCP proxy that can be made to misbehave; what flows through it is not looked at."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TcpProxy(InBackground):
         self._each(lambda one: (_reset(one.client), _reset(one.server)))
 
     def half_open(self) -> None:
-        """As a lost network does: nothing arrives any more, and nobody is told."""
+        """As a lost network does: nothing arrives any more, and nobody is notified."""
         self._each(lambda one: one.open.clear())
 
     def stop_reading(self) -> None:

@@ -90,7 +90,7 @@ class QueueTeam(Team):
         self.run(pods)
 
     def end_what_is_deleted(self, code: int = 143) -> list[str]:
-        """A kubelet ends the pods it was told to: their status first, then the object, as far as finalizers let it."""
+        """A kubelet ends pods that are being deleted: status first, then the object, as far as finalizers let it."""
         ended = [
             pod
             for pod in self.pods()

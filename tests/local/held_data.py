@@ -1,4 +1,4 @@
-"""The digits, which hold every rank in the middle of its training until it is told to stop. A module of a user's."""
+"""The digits, which hold every rank in the middle of its training until it gets SIGTERM. A module of a user's."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ class Held(Dataset):
 
     def __init__(self, inner: Dataset, samples: int) -> None:
         self.inner, self.left, self.stopped = inner, samples, threading.Event()
-        # The trainer hears of signals in another way.
+        # The trainer receives signals in another way.
         signal.signal(signal.SIGTERM, lambda *_: self.stopped.set())
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
     fork_server.py MODULE …        stdin: a socket whose other end the runner alone holds (kept.py)
 
-Each message is a pod: its launch, the pipe of its keeper's orders, its log, and the pipe on which its end is told:
+Each message is a pod: its launch, the pipe of its keeper's orders, its log, and the pipe on which its end is written:
 SERVED once its keeper runs, then its exit code; nothing more where the keeper was killed. A fork of this process is the
 keeper, a fork of that the agent, forks of that the ranks: the tree of processes that programs of their own would be.
 

@@ -175,7 +175,7 @@ class _Forked:
             with contextlib.suppress(OSError):
                 os.write(self._orders, letter)
             if not self._served:
-                # It would hear of it only when all is imported.
+                # It would read it only when all is imported.
                 self._fork_server.abandon()
 
     async def wait(self) -> int:
@@ -192,7 +192,7 @@ class _Forked:
         return await instead.wait()
 
     async def _listen(self) -> bytes:
-        """All that the keeper tells; empty where there never was one. Nobody hears orders after that."""
+        """All that the keeper writes; empty where there never was one. Nobody reads orders after that."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         pipe = os.fdopen(self._end, "rb", buffering=0)

@@ -65,7 +65,7 @@ class Cause:
 
 
 def node_is_lost(pod: PodFacts) -> Cause:
-    """The cause where peers have lost a pod whose node is not heard of."""
+    """The cause where peers have lost a pod whose node does not report."""
     return Cause(pod, FailureClass.NODE_LOST, Reason.NODE_LOST)
 
 

@@ -129,7 +129,7 @@ class PodFacts:
     failed_beside: str = ""
     """Which further container has failed while its program runs, and how: a part of a sentence."""
     cut_off: bool = False
-    """Its container runs, as far as is known, and yet it is not ready: its node was not heard of for a while."""
+    """Its container runs, as far as is known, and yet it is not ready: its node has not reported for a while."""
     pod_ended: bool = False
     """Its phase is Succeeded or Failed: no container of it runs any more. Its program may have ended long before."""
     deletion: Deletion | None = None

@@ -1,6 +1,6 @@
 """Takes in what was left out for want of room, when there is room: by a list of that namespace alone.
 
-Nobody is told when others delete something, and an object that is not changed has no event. One namespace at a time,
+No event comes when others delete something, and an object that is not changed has no event. One namespace at a time,
 one list in `SECONDS_BETWEEN`: a tenant that fills its namespace and empties it all the time pays with lists of it.
 """
 

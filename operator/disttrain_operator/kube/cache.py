@@ -5,7 +5,7 @@ writes (`observe`), and events of other watches (`observe`, `observe_deleted`). 
 what stands here is always the newest of them. Three rules make that so:
 
 - an object never goes back to an older resourceVersion;
-- `progress` is the resourceVersion up to which the list and its watch have told everything. An unknown object that is
+- `progress` is the resourceVersion up to which list and watch have delivered everything. An unknown object that is
   not newer than that has been deleted: a late answer to its POST must not bring it back. Where single namespaces are
   listed and watched, each has a progress of its own, and its list says nothing of the others (`within`);
 - a deleted uid stays deleted, whatever other watches still say of it, until a newer list holds it after all.
@@ -324,7 +324,7 @@ class Cache:
         """An object of a list as of `version`."""
         uid = raw["metadata"]["uid"]
         if self.progress(within) > version and uid not in self._objects and self._marks.get(uid) is None:
-            return  # it was deleted after that, as the watch has told
+            return  # it was deleted after that, by an event of the watch
         if uid in self._gone and self._gone.version(uid) < version:
             self._gone.forget(uid)
         try:

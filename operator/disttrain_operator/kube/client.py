@@ -11,7 +11,7 @@ Watches are not counted: they last for minutes.
 Writes are sent only while `may_write()` is true: of several replicas one acts, and it may cease to in mid-work.
 
 What is made or patched is validated strictly: a field that the API server does not know is refused with its name, and
-the refusal told, where it would be left out in silence otherwise. What is replaced is not: jobs' statuses and the
+the refusal reported, where it would be left out in silence otherwise. What is replaced is not: jobs' statuses and the
 Lease, which must be written also where the CustomResourceDefinition is older than the operator. What is left out of
 these is logged.
 
@@ -296,7 +296,7 @@ class Client:
         self._not_before = max(self._not_before, self._clock() + min(max(seconds, 0.1), 30.0))
 
     async def _wait_if_throttled(self) -> None:
-        # Others may be told 429 meanwhile, which moves the time.
+        # Others may get a 429 meanwhile, which moves the time.
         while (delay := self._not_before - self._clock()) > 0:
             await self._sleep(delay)
 

@@ -1,6 +1,6 @@
 """A replacement of kopf's HTTP session: every request of kopf is answered here.
 
-Lists and watches of jobs are answered by kopf_watch.py. Which kinds there are, kopf asks before it watches: it is told
+Lists and watches of jobs are answered by kopf_watch.py. Which kinds there are, kopf asks before it watches: it gets
 of the kind that it has a handler for, and of two others that it waits for, so that a replica needs no right to ask.
 """
 

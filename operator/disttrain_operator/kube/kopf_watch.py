@@ -3,15 +3,15 @@
 kopf asks, its handler of events takes what was found into the cache (`take`); nobody else does. What kopf cannot bear
 is kept from it here:
 
-- it ends at an object that its parser cannot read, and at an ERROR other than 410. So it is told of each event which
+- it ends at an object that its parser cannot read, and at an ERROR other than 410. So it gets of each event which
   object it is about, and no more. What is to be kept of the object lies at hand until the handler asks for it;
-- when it lists again it does not say what was deleted meanwhile. The cache is told which objects a list had, once the
+- when it lists again it does not say what was deleted meanwhile. The cache learns which objects a list had, once the
   handler has taken all of them: then the watch begins;
 - requests that fail would end it, in time. Here they are repeated for ever, and kopf waits for the answer.
 
-    kopf: list ──► a page, of which it is told what is new ──► ... ──► watch ──► events ──► the stream ends: watch again
-      ▲                                                                  │
-      └── 410, where the place in history is lost ◄───────────────────────┘
+    kopf: list ──► a page, of which it gets what is new ──► ... ──► watch ──► events ──► the stream ends: watch again
+      ▲                                                               │
+      └── 410, where the place in history is lost ◄────────────────────┘
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from disttrain_operator.kube.watch import EMPTY_WATCHES_BEFORE_RELIST, SILENCE_S
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 200
-"""Events that wait for kopf, and again such that it has been told of and has not come to: it makes a task and a queue
+"""Events that wait for kopf, and again such that it has got and has not come to: it makes a task and a queue
 for each job among them."""
 GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 """After which kopf lists again."""
@@ -72,7 +72,7 @@ class KopfWatch(Watch):
         self._lines = deque[bytes]()
         self._news = asyncio.Event()
         self._delivered = asyncio.Event()
-        """kopf was told of a further line."""
+        """kopf has got a further line."""
         self._wanted = asyncio.Event()
         """Somebody waits for a list that begins from now on."""
         self._begun = 0

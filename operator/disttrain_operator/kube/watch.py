@@ -66,7 +66,7 @@ class Watch(ABC):
         self.tried_at: float | None = None
         """When this informer last did anything; far in the past means that it hangs. None: it has not begun."""
         self.answered_at: float | None = None
-        """When the server was last heard of."""
+        """When the server has sent something last."""
         self.lists = 0
         """How often everything was listed."""
         self.failing_since: float | None = None

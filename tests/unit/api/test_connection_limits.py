@@ -11,7 +11,7 @@ SECONDS = 0.01
 
 
 class Limiter(ConnectionLimiter):
-    """Admits what it is told to, and notes what happens."""
+    """Admits what a test lets it, and notes what happens."""
 
     def __init__(self, *, admits: bool = True) -> None:
         super().__init__(asyncio.Protocol, SECONDS, 8)

@@ -134,13 +134,13 @@ from pathlib import Path
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 
-def told(now):
+def progress(now):
     if now.shards == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
     sources, output, workers = sys.argv[1:]
-    prepare(Settings((Path(sources),), "bytes", Path(output), part_bytes=4_000, workers=int(workers)), told)
+    prepare(Settings((Path(sources),), "bytes", Path(output), part_bytes=4_000, workers=int(workers)), progress)
 """
 
 

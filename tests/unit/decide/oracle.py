@@ -29,7 +29,7 @@ class Budget:
     ends: dict[int, bool] = field(default_factory=dict)
     """By attempt: whether the restart that followed from its end counts."""
     singles: set[tuple[int, str]] = field(default_factory=set)
-    """Counted restarts of single pods, by attempt and uid, since the newest checkpoint was heard of."""
+    """Counted restarts of single pods, by attempt and uid, since the newest checkpoint became known."""
     known_singles: set[tuple[int, str]] = field(default_factory=set)
 
     def see(self, observed: Observed, before: JobStatus, after: JobStatus) -> None:

@@ -114,7 +114,7 @@ REFUSALS = {
 
 
 def refused(world: World, reason: str, message: str) -> World:
-    """A kubelet takes worker 0 not: of its containers none is told."""
+    """A kubelet does not take worker 0: the status has none of its containers."""
     pod = world.pod(0)
     status = {"phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}"}
     world.put({**pod, "spec": {**pod["spec"], "nodeName": "node1"}, "status": status})

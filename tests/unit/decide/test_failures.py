@@ -51,7 +51,7 @@ def test_a_peer_that_all_have_lost_is_waited_for_and_its_dead_node_named() -> No
     world = a_running_world()
     symptom = a_report(5, failure=RankFailure(rank=0, exit_code=91, reason="PeerLost", message="another rank is gone"))
     world.end(0, ExitCode.PEER_LOST, report=symptom).settle().pass_time(60).settle()
-    assert world.job.status.attempt == 1, "what the others lost may be heard of yet"
+    assert world.job.status.attempt == 1, "what the others lost may become known yet"
     world.pod(1)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     world.settle()
     found = verdict(world)

@@ -161,7 +161,7 @@ def _silent(world: World) -> None:
         "a pod is deleted",
         "a pod has ended",
         "it is suspended",
-        "a node is not heard of",
+        "a node does not report",
     ],
 )
 def test_nothing_else_is_a_hang(policy: dict[str, Any], changes: dict[str, Any], what: Any) -> None:

@@ -24,7 +24,7 @@ def died(code: int, text: str = "", reason: str = "Error") -> Raw:
 
 
 def with_inits(world: World, *entries: Raw, index: int = 0, phase: str = "Pending", sidecars: Any = ()) -> World:
-    """The kubelet has told this of the pod's init containers."""
+    """The kubelet has written this about the pod's init containers."""
     world.put(initializing(world.pod(index), *entries, sidecars=sidecars, phase=phase))
     return world.settle()
 

@@ -1,4 +1,4 @@
-"""A job's life as the operator decides it: each test is one claim, told in the words a user reads."""
+"""A job's life as the operator decides it: each test is one claim about what a user reads."""
 
 from typing import Any
 

@@ -77,7 +77,7 @@ class Jobs(RuleBasedStateMachine):
     # The operator
 
     def _step(self, crash_after: int | None = None) -> bool:
-        """One reconcile, of which the oracle hears what was seen and written."""
+        """One reconcile, of which the oracle gets what was seen and written."""
         before, made = self.server.job, len(self.server.created)
         busy = self.operator.step(crash_after)
         if self.server.job is not before:
@@ -350,7 +350,7 @@ class Jobs(RuleBasedStateMachine):
         self._hold_nothing()
 
     def _hold_nothing(self) -> None:
-        """A finished job leaves nothing that runs, unless it was told to."""
+        """A finished job leaves nothing that runs, unless its policy keeps it."""
         self.what_was_told_to_stop_stops()
         running = [pod for pod in self.server.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
         assert not running or self._policy["cleanPodPolicy"] == "None"

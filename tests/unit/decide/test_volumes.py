@@ -1,4 +1,4 @@
-"""A gang that waits for its volume is told so, and not to ask for smaller pods."""
+"""A gang that waits for its volume says so, and advises no smaller pods."""
 
 from copy import deepcopy
 from typing import Any

@@ -114,7 +114,7 @@ class World:
         return self
 
     def confirm_deletions(self) -> "World":
-        """Pods that were told to stop have stopped and are gone."""
+        """Pods that are being deleted have stopped and are gone."""
         for name, pod in list(self.pods.items()):
             if "deletionTimestamp" in pod["metadata"]:
                 self.remove(name)

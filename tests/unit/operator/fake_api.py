@@ -1,7 +1,7 @@
 """An API server in this process: one store, watches with a history, and faults on demand.
 
 Real enough for what clients rely on: names are unique, every write has a higher resourceVersion, a stale PUT and a
-DELETE with another uid are told 409, a watch begins after the version it names or is told 410. The text DEEP in an
+DELETE with another uid get 409, a watch begins after the version it names or gets 410. The text DEEP in an
 object stands for more levels than parsers take.
 """
 
@@ -106,7 +106,7 @@ class FakeApi:
         await self._notify("DELETED", path, raw)
 
     def compact(self) -> None:
-        """Forget all history: watches of older versions are told 410."""
+        """Forget all history: watches of older versions get 410."""
         self.compacted = self.version
         self.history.clear()
 

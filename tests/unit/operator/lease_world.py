@@ -42,7 +42,7 @@ class World:
         return election
 
     def kill(self, election: Election) -> None:
-        """It is told nothing and gives nothing back."""
+        """It gets no signal and gives nothing back."""
         self.tasks[self.elections.index(election)].cancel()
 
     def now(self) -> float:

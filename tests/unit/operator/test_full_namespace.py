@@ -48,7 +48,7 @@ async def test_jobs_of_a_full_namespace_try_again_a_few_at_a_time(api: FakeApi, 
 
 
 async def test_a_job_of_a_full_namespace_does_not_ask_before_its_turn(api: FakeApi, client: Client) -> None:
-    """Whoever changes it: it is told to be refused, and nothing is asked."""
+    """Whoever changes it: the condition says that it is refused, and nothing is asked."""
     shell = await a_shell(api, client, workers=1, queue=WorkQueue[Key](first_delay=3600, max_delay=3600))
     for number in range(100):
         shell.reconciler.refused.again(Key("default", f"other-{number}", f"uid-{number}"), 1)

@@ -52,7 +52,7 @@ class Fleet:
     # The operator.
 
     async def start_operator(self) -> None:
-        """A process without memory; its gate's watch of pods lags until `hear`. The one before it is gone."""
+        """A process without memory; its gate's watch of pods lags until `deliver_events`. The one before it is gone."""
         await self.stop_operator()
         self.world = World()
         self.gate = Gatekeeper(self.world, lambda uid: None, now=lambda: self.now)
@@ -204,7 +204,7 @@ events = st.lists(
     st.one_of(
         st.tuples(st.just("step"), st.integers(0, 3), st.sampled_from([1, 1, 2, 1000])),
         st.tuples(st.just("step"), st.integers(0, 3), st.sampled_from([1, 1, 2, 1000])),
-        st.tuples(st.just("hear")),
+        st.tuples(st.just("deliver")),
         st.tuples(st.just("wait"), st.sampled_from([1, 31])),
         st.tuples(st.just("crash")),
         st.tuples(st.just("schedule")),
@@ -238,7 +238,7 @@ def test_no_room_is_promised_twice_and_no_gang_stays_half(
             match what:
                 case "step":
                     fleet.step(*how)
-                case "hear":
+                case "deliver":
                     await fleet.deliver_events()
                 case "wait":
                     fleet.now += timedelta(seconds=how[0])

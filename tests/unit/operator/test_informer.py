@@ -78,7 +78,7 @@ async def test_a_deletion_in_a_hole_of_history_is_seen_as_one(api: FakeApi, info
 
 @pytest.mark.parametrize("code", [400, 403, 404, 410, 429, 500, 504])
 async def test_refused_watches_do_not_end_the_informer(api: FakeApi, informer: Watch, code: int) -> None:
-    """Red where a failed list is told to kopf."""
+    """Red where a failed list reaches kopf."""
     api.watch_answers += [refusal(code, "Refused", headers={"Retry-After": "0.01"})] * 3
     await api.fault("close")
     await api.put(f"{TEAM}/c")

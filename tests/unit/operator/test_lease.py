@@ -122,7 +122,7 @@ def test_a_lease_that_becomes_shorter_is_short_for_its_holder_before_others_can_
         leader._slowest = 2.0
         long = leader.terms
         assert world.until(lambda: leader.leads, 5) < 5
-        # It asks for a short lease, and hears no more.
+        # It asks for a short lease, and gets no answer.
         leader._slowest = 0.0
         world.way = lambda replica: (0.01, False)
         assert world.until(lambda: not leader.leads, 60) < long.renew_every + TERMS.duration < long.renew_deadline
@@ -148,7 +148,7 @@ def running(leadership: Leadership, begin: Callable[[], None] = lambda: None) ->
 
 
 QUICK = Terms(duration=40, renew_deadline=30, renew_every=0.005, look_every=0.005)
-"""Of leases whose time is told by `ticking`."""
+"""For leases whose time is moved by `ticking`."""
 
 
 def ticking(api: FakeApi) -> Callable[[], float]:

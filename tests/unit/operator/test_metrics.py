@@ -1,4 +1,4 @@
-"""What Prometheus is told: counted from changes of statuses, without a name of a job."""
+"""What Prometheus gets: counted from changes of statuses, without a name of a job."""
 
 from collections.abc import Callable
 

@@ -16,7 +16,7 @@ from tests.unit.operator.followed import BOTH, following
 from tests.unit.operator.test_lease import running, taking_part, ticking
 
 QUICK = Terms(duration=200, renew_deadline=150, renew_every=0.005, look_every=0.005)
-"""Told by `ticking`, in which many take part: each has several turns in that time."""
+"""Moved by `ticking`, in which many take part: each has several turns in that time."""
 
 
 def an_object(namespace: str, uid: str, version: int) -> Raw:
@@ -51,7 +51,7 @@ class TestCache:
         cache.observe(an_object("a", "a1", 15))
         assert uids(cache) == {"a1", "b1"}
         cache.observe(an_object("b", "b0", 15))
-        assert uids(cache) == {"a1", "b1"}, "b's watch has told of everything up to 20"
+        assert uids(cache) == {"a1", "b1"}, "b's watch has delivered everything up to 20"
 
     def test_a_restored_etcd_resets_each_namespace_by_its_own_list(self) -> None:
         cache = a_cache()

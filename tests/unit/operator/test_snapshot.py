@@ -59,7 +59,7 @@ FOREIGN = {
 
 
 class Listens(Listener):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -40,7 +40,7 @@ def test_keys_of_processes_without_a_file_differ() -> None:
 def test_the_process_ends_with_the_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Red where the error is not told, and without end where the key's length is not looked at."""
+    """Red where the error is not reported, and without end where the key's length is not looked at."""
     file = tmp_path / "key"
     file.touch()
     kubeconfig = tmp_path / "kubeconfig"

@@ -1,4 +1,4 @@
-"""Which pods belong together, how the scheduler is told, and what lets a held pod go."""
+"""Which pods belong together, what the scheduler sees of it, and what lets a held pod go."""
 
 from typing import Any
 

@@ -166,7 +166,7 @@ class Simulation:
             self.all_counted = False
 
     def kill_manager(self):
-        """Dies, or hangs and is replaced: then it may go on answering those who have not heard of its successor."""
+        """Dies, or hangs and is replaced: then it may go on answering those who do not know its successor."""
         if not self.members[0].progress._known and not self.managers[self.incarnation].table():
             return
         self.deaths += 1
@@ -199,7 +199,7 @@ class Simulation:
             self.chance.choice(self.members).asleep_until = self.now + seconds
 
     def beat(self, member):
-        # A worker that has heard of a newer manager talks to no other.
+        # A worker that knows a newer manager talks to no other.
         knows_newest = member.incarnation == self.incarnation
         incarnation = self.incarnation if knows_newest or self.chance.random() < 0.7 else max(1, member.incarnation)
         manager = self.managers[incarnation]
@@ -281,7 +281,7 @@ class Simulation:
             return
         member.progress.answered(answer)
         for step, loss, weight, _ in answer.fields["results"]:
-            assert step not in self.reported or member.life > 1, "told twice"
+            assert step not in self.reported or member.life > 1, "reported twice"
             assert 0 < loss <= self.workers
             assert weight == 2 * loss
             self.reported[int(step)] = loss
@@ -293,7 +293,7 @@ class Simulation:
                 assert all(earlier <= set(holder.applied) for holder in self.holders)
             if self.synchronization is Synchronization.BOUNDED_STALENESS:
                 assert answer.number("ahead") <= self.staleness
-                # Who joins counts as having done what the slowest has: it is told so with its first task.
+                # Who joins counts as having done what the slowest has: it learns so with its first task.
                 member.completed = max(member.completed or 0, progress_of(answer.fields["known"]).clocks[member.rank])
                 done = [one.completed for one in self.members]
                 if self.all_counted and None not in done:

@@ -36,7 +36,7 @@ class Two(nn.Module):
 
 
 class Layers(nn.Module):
-    """Calls those that it is told to."""
+    """Calls those that a test names."""
 
     def __init__(self) -> None:
         super().__init__()

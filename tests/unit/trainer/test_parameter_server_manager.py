@@ -49,11 +49,11 @@ class TestTheManagerDies:
         st.sampled_from(list(Synchronization)),
         st.integers(0, 3),
     )
-    # A step told to the leader, completed once more by a manager that did not know it and told again.
+    # A step announced to the leader, completed once more by a manager that did not know it and announced again.
     @example(675136, 4, 2, 9, Synchronization.BOUNDED_STALENESS, 3)
-    # A step that only a sleeping worker and the manager that died knew to be complete, and was never told.
+    # A step that only a sleeping worker and the manager that died knew to be complete, and was never announced.
     @example(423654, 2, 2, 7, Synchronization.ASYNC, 1)
-    # A manager that has heard nobody who knows whether the work had begun, and was told of a task.
+    # A manager that has no message of anybody who knows whether the work had begun, and knows a task.
     @example(446740, 2, 3, 7, Synchronization.BOUNDED_STALENESS, 0)
     @example(972708, 2, 2, 4, Synchronization.BOUNDED_STALENESS, 2)
     def test_every_task_is_counted_once_or_lost(self, seed, workers, servers, steps, synchronization, staleness):
@@ -290,7 +290,7 @@ class TestFencing:
             assert (answer.task, answer.cursor, client._heartbeat.incarnations) == (Task(0, 0), Cursor(3, 4), [1, 1])
             payload = GradientPayload(client.placement, {"only": parameter}, PlainCodec())
             client.push(answer.task, 1.0, client.pull(answer.complete), answer.floor, payload)
-            # The other worker has heard of the manager's second incarnation, and tells the other server.
+            # The other worker knows the manager's second incarnation, and informs the other server.
             other.server.receive((b"worker 1", b"1"), Message("alive", {"worker": 1, "incarnations": [2, 1]}), 0.0)
             former.thread.join(GENEROUS)
             assert "a newer incarnation" in str(former.error)

@@ -1,4 +1,4 @@
-"""What is told of each server and each worker: counted by real servers, turned into figures by the first worker."""
+"""What is reported of each server and each worker: counted by real servers, turned into figures by the first worker."""
 
 from itertools import count
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ BYTES = 3 * 8
 
 
 class Scene:
-    """Two servers and who asks them; time passes when it is told to. One of them stands for the manager, too."""
+    """Two servers and who asks them; time passes when a test moves it. One of them stands for the manager, too."""
 
     def __init__(self):
         self.servers = [loaded(a_server()), loaded(a_server())]

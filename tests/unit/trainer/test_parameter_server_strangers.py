@@ -116,7 +116,7 @@ def flood(port: int, first: bytes, block: bytes, blocks: int) -> int:
 
 
 def replay(port: int, *parts: bytes) -> None:
-    """Send these, and hear the other side out: who closes before has what is still on its way thrown away."""
+    """Send these, and read all that comes back: who closes before has what is still on its way thrown away."""
     with socket.create_connection(("127.0.0.1", port), 60.0) as connection, suppress(ConnectionError):
         for part in parts:
             connection.sendall(part)

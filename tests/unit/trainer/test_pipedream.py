@@ -46,7 +46,7 @@ def training(optimizer, **changes):
     return small(model=model, optimizer=optimizer, **common | changes)
 
 
-# Ranks, stages, weights, optimizer; changes of the training; how the simulation is told.
+# Ranks, stages, weights, optimizer; changes of the training; options of the simulation.
 HELD = {
     f"{weights}, {stages} stages, {name}": (
         (stages, stages, weights, optimizer),

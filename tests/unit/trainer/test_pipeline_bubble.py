@@ -1,4 +1,4 @@
-"""The bubble of a pipeline: what is measured, what the schedule has, and that both are told at every logged step.
+"""The bubble of a pipeline: what is measured, what the schedule has, and that both are logged at every logged step.
 
 Clocks here stand still unless a test moves them; what real ones say is held only against what no machine can change.
 """
@@ -24,7 +24,7 @@ F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUTS, Kind.PARAMETERS  # noqa: 
 
 
 class Clock:
-    """A device whose time passes only where it is told."""
+    """A device whose time passes only where a test moves it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -78,7 +78,7 @@ class TestStageClock:
             seconds=7 + 3 * 3 + 2 * 5 + 1 + 2 + 5,
             actions={(F, 1): (3, 1), (F, 3): (6, 2), (B, 3): (5, 1), (I, 3): (5, 1), (W, 3): (2, 1), (B, 1): (5, 1)},
         )
-        assert clock.take() == Measured(0, {}), "what was told is not told again"
+        assert clock.take() == Measured(0, {}), "what was taken is not taken again"
 
     def test_the_loss_is_a_part_of_its_forward_pass(self):
         device = Clock()

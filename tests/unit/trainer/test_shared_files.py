@@ -19,26 +19,26 @@ def victim(tmp_path: Path) -> Path:
 
 
 def test_a_link_at_a_name_that_can_be_foreseen_is_not_followed(tmp_path: Path, victim: Path) -> None:
-    (tmp_path / f".told.{os.getpid()}.tmp").symlink_to(victim)
-    write_atomically(tmp_path / "told", "content")
-    assert (tmp_path / "told").read_text() == "content"
-    assert not (tmp_path / "told").is_symlink()
+    (tmp_path / f".report.{os.getpid()}.tmp").symlink_to(victim)
+    write_atomically(tmp_path / "report", "content")
+    assert (tmp_path / "report").read_text() == "content"
+    assert not (tmp_path / "report").is_symlink()
     assert victim.read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_not_even_at_the_used_name(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(files, "token_hex", lambda length: "0" * 2 * length)
-    there = tmp_path / f".told.{'0' * 16}.tmp"
+    there = tmp_path / f".report.{'0' * 16}.tmp"
     if kind == "link":
         there.symlink_to(victim)
     else:
         there.hardlink_to(victim)
     with pytest.raises(FileExistsError):
-        write_atomically(tmp_path / "told", "content")
+        write_atomically(tmp_path / "report", "content")
     assert victim.read_text() == "mine"
     assert there.exists(), "it is somebody else's"
-    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "report").exists()
 
 
 def test_no_two_writes_take_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +46,9 @@ def test_no_two_writes_take_the_same_name(tmp_path: Path, monkeypatch: pytest.Mo
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, target: names.append(self.name) or replace(self, target))
     for _ in range(100):
-        write_atomically(tmp_path / "told", "content")
+        write_atomically(tmp_path / "report", "content")
     assert len(set(names)) == 100
-    assert [path.name for path in tmp_path.iterdir()] == ["told"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
 def test_a_snapshot_follows_no_link(tmp_path: Path, victim: Path) -> None:

@@ -219,10 +219,10 @@ def test_no_package_is_imported_that_nobody_asked_for(tmp_path: Path) -> None:
     program = (
         "import os, sys, runpy\n"
         "exit_ = os._exit\n"
-        "def told(code):\n"
+        "def record(code):\n"
         "    print([name for name in ('mlflow', 'wandb') if name in sys.modules], flush=True)\n"
         "    exit_(code)\n"
-        "os._exit = told\n"
+        "os._exit = record\n"
         "runpy.run_module('disttrain_trainer', run_name='__main__')\n"
     )
     module = tmp_path / "program_that_tells.py"

@@ -1,6 +1,6 @@
 """A dead node is noticed late: by then its job has restarted, and the exit of a peer was taken for the cause.
 
-A pod of the attempt that ended never told how it ended, and its node is not heard of: then that was the first cause.
+A pod of the attempt that ended has no exit, and its node does not report: then that was the first cause.
 The verdict is put right, and a restart that was counted for it is given back.
 """
 
