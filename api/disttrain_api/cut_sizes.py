@@ -124,9 +124,11 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
     if degree == 1 or not isinstance(config, OfTokens):
         return
     tensor = parallelism.tensor_parallel_degree or 1
-    for name, heads in _heads_of(config):
-        if heads is not None and heads % (degree * tensor):
-            yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, tensor)}"
+    product = degree * tensor
+    for name, heads, repeated in _heads_of(config):
+        if heads is not None and heads % product and not (repeated and product % heads == 0):
+            advice = ", or divide it" if repeated else ""
+            yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, tensor)}{advice}"
     if isinstance(config, GptConfig) and config.experts is not None:
         advice = "how busy each is is counted in whole sequences; remove one of the two"
         yield "training.model.config.experts", f"experts conflict with `contextParallelDegree`: {advice}"
@@ -136,13 +138,14 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
         yield "training.data.config.sequenceLength", f"{samples.length} {_multiple_of(degree, cut)}"
 
 
-def _heads_of(config: OfTokens) -> Iterator[tuple[str, int | None]]:
-    """Yield how many heads queries and keys have; None where only the trainer knows."""
+def _heads_of(config: OfTokens) -> Iterator[tuple[str, int | None, bool]]:
+    """Yield how many heads queries and keys have, None where only the trainer knows, and whether several ranks may have
+    the same one."""
     if isinstance(config, GptConfig):
-        yield "heads", config.heads
+        yield "heads", config.heads, False
     else:
-        for name in ("num_attention_heads", "num_key_value_heads"):
-            yield f"config.{name}", size_of(config, name)
+        yield "config.num_attention_heads", size_of(config, "num_attention_heads"), False
+        yield "config.num_key_value_heads", size_of(config, "num_key_value_heads"), True
 
 
 def _multiple_of(context: int, tensor: int) -> str:

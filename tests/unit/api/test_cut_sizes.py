@@ -10,6 +10,7 @@ from tests.builders import a_manifest
 CONFIG = "spec.training.model.config"
 TENSOR = {"tensorParallelDegree": 2}
 LLAMA = {"model_type": "llama", "num_attention_heads": 6, "num_key_value_heads": 3}
+ONE_KEY = {**LLAMA, "num_key_value_heads": 1}
 
 
 def trained(name: str, **config: Any) -> dict[str, Any]:
@@ -51,7 +52,11 @@ def test_a_size_that_cannot_divide_is_named(training: dict[str, Any], parallelis
         (trained("gpt", experts=4), f"{CONFIG}.experts: experts conflict with `contextParallelDegree`: how busy"),
         (
             {"model": {"name": "transformers", "config": {"config": LLAMA}}, "data": {"name": "text"}},
-            f"{CONFIG}.config.num_key_value_heads: 3 must be a multiple of `contextParallelDegree`, which is 2",
+            f"{CONFIG}.config.num_key_value_heads: 3 must be a multiple of `contextParallelDegree`, which is 2, or",
+        ),
+        (
+            {"model": {"name": "transformers", "config": {"config": ONE_KEY}}, "data": {"name": "text"}},
+            None,
         ),
         # It is the data's that is cut; the model's may be longer.
         (trained("gpt", sequenceLength=129), None),

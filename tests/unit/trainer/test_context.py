@@ -25,7 +25,7 @@ REFUSED = {
     "experts": (small(model=user("double_moe_gpt"), **TOKENS), "the model Gpt has experts"),
     "heads": (
         small(model=user("double_gpt", heads=3, width=12), **TOKENS),
-        "3 heads of attention must be a multiple of 2",
+        "3 heads of attention must be a multiple of 2, and 3 of keys a multiple of it or a divisor",
     ),
     "lengths": (
         small(model=user("double_gpt", sequenceLength=9), data=user("ragged_tokens")),

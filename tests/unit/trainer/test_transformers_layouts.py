@@ -35,6 +35,7 @@ def training(family, optimizer=SGD, **config):
 TRAININGS = {
     "llama": training("llama", ADAMW),
     "llama, tied": training("llama", **TIED),
+    "qwen2, one head of keys, windows": training("qwen2, windows", num_key_value_heads=1),
     "llama, as many keys": training("llama", num_key_value_heads=4),
     # Gradients of everything that an adapter passes on; the model itself must stay as it is.
     "lora": training("qwen3", ADAMW, lora={"rank": 2, "targets": ALL_PROJECTIONS}),
@@ -50,6 +51,7 @@ LAYOUTS = {
     "pp2 by layers": (2, "granite", {PIPELINE: 2, "pipeline": {"layersPerStage": [3, 4]}}, {}),
     "tp2, everything": (2, "llama, tied", EVERYTHING, FULL),
     "tp2, sequence, lora": (2, "lora", EVERYTHING, FULL),
+    "cp2, one head of keys": (2, "qwen2, one head of keys, windows", {CONTEXT: 2}, {}),
     "cp2, lora": (2, "lora", {CONTEXT: 2}, FULL),
     "cp2, windows": (2, "qwen2, windows", {CONTEXT: 2}, ACCUMULATE),
     "cp2, granite": (2, "granite", {CONTEXT: 2}, {}),
@@ -65,6 +67,8 @@ if SOAK:
         "pp2 x fsdp2, lora": (4, "lora", {PIPELINE: 2, SHARD: 2}, ACCUMULATE),
         "pp2 x tp2, everything": (4, "llama, tied", {PIPELINE: 2, **EVERYTHING}, FULL),
         "cp2 x fsdp2": (4, "llama", {CONTEXT: 2, SHARD: 2}, ACCUMULATE),
+        "cp4": (4, "llama", {CONTEXT: 4}, {}),
+        "cp2 x tp2, heads of keys shared": (4, "llama", {CONTEXT: 2, TENSOR: 2}, {}),
         "cp2 x tp2": (4, "llama, as many keys", {CONTEXT: 2, **EVERYTHING}, FULL),
         **{f"cp2, {name}": (2, name, {CONTEXT: 2}, {}) for name in ("qwen3", "olmo2", "phi3", "smollm3")},
         "dp2 x fsdp2": (4, "llama", {REPLICATE: 2, SHARD: 2}, {}),

@@ -55,18 +55,22 @@ class Context(ContextPart):
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+        heads, of_keys, degree = query.shape[1], key.shape[1], self.degree
+        if heads % degree or (of_keys % degree and degree % of_keys):
+            raise InvalidConfiguration(
+                f"{_SETTING}: {heads} heads of attention must be a multiple of {degree}, and {of_keys} of keys a "
+                "multiple of it or a divisor"
+            )
+        if of_keys % degree:
+            # Ranks whose queries look at the same head get it each.
+            key, value = (one.repeat_interleave(degree // of_keys, 1) for one in (key, value))
         tokens = (query, key, value)
-        for heads in {one.shape[1] for one in tokens}:
-            if heads % self.degree:
-                raise InvalidConfiguration(
-                    f"{_SETTING}: {heads} heads of attention must be a multiple of {self.degree}"
-                )
         # Heads of all three, [B, H / c, T / c, D'] to each rank; from them, in their order, the rest of the sequences.
-        packed = torch.cat([one.unflatten(1, (self.degree, -1)) for one in tokens], 2).movedim(1, 0)
+        packed = torch.cat([one.unflatten(1, (degree, -1)) for one in tokens], 2).movedim(1, 0)
         arrived = _AllToAll.apply(packed, self._group).movedim(0, 2).flatten(2, 3)
-        whole = attention(*arrived.split([one.shape[1] // self.degree for one in tokens], 1))
+        whole = attention(*arrived.split([one.shape[1] // degree for one in tokens], 1))
         # [B, H / c, T, D'] to all ranks by tokens.
-        parts = whole.unflatten(2, (self.degree, -1)).movedim(2, 0)
+        parts = whole.unflatten(2, (degree, -1)).movedim(2, 0)
         back: Tensor = _AllToAll.apply(parts, self._group).movedim(0, 1).flatten(1, 2)
         return back
 

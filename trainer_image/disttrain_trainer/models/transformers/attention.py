@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,7 +69,8 @@ def _attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        found: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
+        grouped = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
+        found: Tensor = sdpa_attention_forward(grouped, query, key, value, attention_mask, **options)[0]  # type: ignore[arg-type]
         return found.transpose(1, 2)
 
     return module.context.attend(query, key, value, whole).transpose(1, 2), None
