@@ -10,6 +10,7 @@ A namespace in which more than a few wait is crowded: whoever comes there is ask
 (reconcile.py), by few workers.
 """
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,9 +22,6 @@ WOKEN_AT_ONCE = 2
 SECONDS_BETWEEN_TRIES = 0.1
 FEW = 8
 """Jobs that wait in a namespace that is not crowded."""
-# A job is looked at this often whatever happens (reconcile.py).
-MAX_SECONDS = 300.0
-
 SHARES = 4
 WORKERS_IN_A_CROWD = 2
 """Each has a request or two under way, which the API server does ahead of those of others that come later."""
@@ -48,9 +46,9 @@ class _Line:
 
     jobs: OrderedDict[str, _Waiting] = field(default_factory=OrderedDict)
     """By uid; the one whose last try is the longest ago first."""
-    last_try: float = -MAX_SECONDS
+    last_try: float = -math.inf
     """When one tried because its time had come."""
-    last_time: float = -MAX_SECONDS
+    last_time: float = -math.inf
     """The latest time that was given to one that came when another had just tried."""
 
 
@@ -80,7 +78,7 @@ class Refused:
         """The job was refused something. Returns how many seconds it lets pass at least before it tries again."""
         line = self._lines.setdefault(key.namespace, _Line())
         others = len(line.jobs) - (key.uid in line.jobs)
-        seconds = min(SECONDS_BETWEEN_TRIES * others, MAX_SECONDS)
+        seconds = SECONDS_BETWEEN_TRIES * others
         line.jobs[key.uid] = _Waiting(key, generation, self._clock() + seconds)
         line.jobs.move_to_end(key.uid)
         return seconds
@@ -93,12 +91,11 @@ class Refused:
             return 0.0
         now = self._clock()
         if waiting.until <= now:
-            apart = min(SECONDS_BETWEEN_TRIES, MAX_SECONDS / len(line.jobs))
             # Half: who comes a little late must not cost the next one its time. A lone job waits for nobody.
-            if len(line.jobs) == 1 or now - line.last_try >= apart / 2:
+            if len(line.jobs) == 1 or now - line.last_try >= SECONDS_BETWEEN_TRIES / 2:
                 waiting.trying, line.last_try = True, now
             else:
-                waiting.until = line.last_time = max(line.last_time, now) + apart
+                waiting.until = line.last_time = max(line.last_time, now) + SECONDS_BETWEEN_TRIES
         return max(0.0, waiting.until - now)
 
     def served(self, key: Key) -> Sequence[Key]:
