@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import ONE_THREAD, example, job, long_job, program
+from tests.e2e.manifests import ONE_THREAD, example, job, long_job
 from tests.e2e.observe import checkpoint, end_soon, first_step, train_until_a_checkpoint
 
 TORCHRUN = """
@@ -240,11 +240,15 @@ def test_a_job_deleted_and_made_again_at_once_starts_anew_and_deletion_leaves_no
     kubectl.until(lambda: not kubectl.get(left, "-l", "disttrain.io/job-name=again")["items"], "nothing left")
 
 
-def test_an_unmodified_torchrun_script_runs(kubectl: Kubectl) -> None:
-    kubectl.apply(program("torchrun", TORCHRUN, TRAINER_IMAGE, workers={"processesPerPod": 2}))
+def test_an_unmodified_torchrun_script_runs_and_its_progress_is_read_from_its_lines(kubectl: Kubectl) -> None:
+    workers = {"replicas": 2, "processesPerPod": 2, "image": TRAINER_IMAGE, "command": ["/bin/sh", "-c", TORCHRUN]}
+    progress = {"totalSteps": 4, "logRules": [{"pattern": r"rank \d of (?P<step>\d): (?P<loss>\d)$"}]}
+    kubectl.apply(job("torchrun", {"workers": workers, "progress": progress}))
     kubectl.wait("Finished", "torchrun")
     assert kubectl.condition("torchrun", "Complete")["status"] == "True", kubectl.describe_job("torchrun")
     assert sorted(re.findall(r"rank (\d) of 4: 6", logs(kubectl, "torchrun"))) == ["0", "1", "2", "3"]
+    seen = kubectl.status("torchrun")["progress"]
+    assert (seen["step"], seen["totalSteps"], seen["loss"]) == (4, 4, 6)
 
 
 def test_parameter_server_pods_are_addressed_counted_and_end_with_the_workers(kubectl: Kubectl) -> None:
