@@ -29,6 +29,7 @@ FROZEN: dict[str, Raw] = {
     "spec.parallelism": {"parallelism": {"dataParallelReplicateDegree": 2}},
     "spec.training": {"training": {"steps": 7}},
     "spec.storage": {"storage": {"claimName": "another"}},
+    "spec.progress": {"progress": {"totalSteps": 9, "logRules": [{"pattern": "(?P<step>[0-9]+)"}]}},
     "spec.runPolicy.restartPolicy": {"runPolicy": {"restartPolicy": "Never"}},
     "spec.runPolicy.restartBackoffSeconds": {"runPolicy": {"restartBackoffSeconds": 1}},
     "spec.runPolicy.failurePolicy": {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}]}}},

@@ -9,6 +9,7 @@ import pytest
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer import protocols
 from disttrain_trainer.models.gpt import model as gpt
+from disttrain_trainer.parallel.context import Context
 from examples.tasks.callbacks import Best, TailAverage
 from examples.tasks.contrastive import Contrastive
 from examples.tasks.distillation import Distillation
@@ -26,6 +27,8 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.IterableDataset: lambda: Streamed().data()[0],
     protocols.OffersLayers: small_gpt,
     protocols.OffersTensorPlan: small_gpt,
+    protocols.OffersContext: small_gpt,
+    protocols.ContextPart: lambda: Context.__new__(Context),
     protocols.OffersInitialisation: small_gpt,
     protocols.OffersLoss: build_model,
     protocols.OffersVocabulary: small_gpt,

@@ -69,7 +69,7 @@ class TestManifest:
         manifest = read_manifest(written / "step-4")
         assert isinstance(manifest, StepManifest)
         assert (manifest.step, manifest.attempt, manifest.world_size) == (4, 1, 2)
-        assert manifest.mesh == {"pipeline": 1, "replicate": 2, "shard": 1, "tensor": 1, "expert": 1}
+        assert manifest.mesh == {"pipeline": 1, "replicate": 2, "shard": 1, "context": 1, "tensor": 1, "expert": 1}
         assert set(manifest.files) == {path.name for path in (written / "step-4").iterdir()} - {MANIFEST_FILE}
         assert found(written / "step-4") == []
 
