@@ -38,6 +38,8 @@ PATIENCE_SECONDS = 3600.0
 DEADLINE_SECONDS = 86_400
 AT_A_TIME = 16
 SECONDS_OF_FLOOD_FIRST = 3
+SECONDS_OF_REST = 10
+"""After the flood: jobs whose time to ask has passed meanwhile are looked at within some seconds."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ def measure(quick: bool, jobs: int | None = None) -> Iterator[harness.Row]:
         yield harness.Row("operator's CPU for one", 1000 * (operator.cpu_seconds() - cpu) / busy.made, "ms")
         yield harness.Row("requests for one", (operator.requests() - asked) / busy.made, "")
         yield harness.Row("memory for 1,000 of them", 1000 * (operator.memory_mib() - memory) / busy.made, "MiB")
+        at_once = [there.run(there.post_to_running("at-once", PODS))]
+        yield harness.row("POST to running right after the last was refused", "s", at_once, alone)
+        there.run(asyncio.sleep(SECONDS_OF_REST))
         beside, direct_beside = there.measured("beside", PODS, size.repeats)
         yield harness.row(f"POST to running beside {busy.made} refused", "s", beside, alone)
         yield harness.row(f"{PODS} pods POSTed directly then", "s", direct_beside, direct_alone)
