@@ -58,7 +58,7 @@ class _Taken:
 
     request: str
     life: tuple[int, int]
-    """Of the ranks that have taken it: attempt, restarts in place."""
+    """The attempt of the ranks that have taken it, and how often they had restarted in place."""
     checkpoint: int | None
     """Step of the newest checkpoint that was known then."""
 

@@ -67,6 +67,25 @@ def is_held(run: Run) -> bool:
     return f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
 
 
+def ends_as_undisturbed(workplace: Workplace, run: Run, released: Path, pods: int = 1) -> tuple[Run, dict[str, Any]]:
+    """Let the run go on, which restarts once in place, and assert that its steps are those of a run that does not;
+    return that run, and the attempt."""
+    released.touch()
+    assert run.wait() == 0, run.stderr
+    undisturbed = workplace.beside("undisturbed")
+    other = undisturbed.run(job(undisturbed, released, pods=pods))
+    assert other.exit_code == 0, other.stderr
+    assert curve(run) == curve(other)
+    assert sorted(curve(run)) == list(range(1, STEPS + 1))
+    resumed = 2 * INTERVAL + 1
+    assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
+    status = run.status
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
+    (attempt,) = status["attempts"]
+    assert attempt["restartsInPlace"] == 1
+    return other, attempt
+
+
 def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_without_the_kill(
     workplace: Workplace,
 ) -> None:
@@ -76,22 +95,7 @@ def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_wi
     victim = run.find("rank 1")
     assert victim is not None
     victim.kill()
-    released.touch()
-    assert run.wait() == 0, run.stderr
-
-    undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released))
-    assert other.exit_code == 0, other.stderr
-    assert curve(run) == curve(other)
-    assert sorted(curve(run)) == list(range(1, STEPS + 1))
-
-    resumed = 2 * INTERVAL + 1
-    assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
-
-    status = run.status
-    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
-    (attempt,) = status["attempts"]
-    assert attempt["restartsInPlace"] == 1
+    other, attempt = ends_as_undisturbed(workplace, run, released)
     assert "rank 1 (pod " in attempt["lastRestartInPlace"]
     assert attempt["lastRestartInPlace"].endswith("was killed by signal 9")
     assert "1 restart in place" in run.stderr.splitlines()[-1]
@@ -113,22 +117,7 @@ def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_the_curve_is_th
     agents = [rank.ppid() for rank in former]
     former[victim].kill()
     run.until(lambda: is_next_life(run, former, agents), "both ranks have started again below the same agents")
-    released.touch()
-    assert run.wait() == 0, run.stderr
-
-    undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released, pods=2))
-    assert other.exit_code == 0, other.stderr
-    assert curve(run) == curve(other)
-    assert sorted(curve(run)) == list(range(1, STEPS + 1))
-
-    resumed = 2 * INTERVAL + 1
-    assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
-
-    status = run.status
-    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
-    (attempt,) = status["attempts"]
-    assert attempt["restartsInPlace"] == 1
+    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2)
     assert attempt["lastRestartInPlace"].startswith(f"rank {victim} (pod ")
     assert f"-worker-{victim}-a1)" in attempt["lastRestartInPlace"]
     assert attempt["lastRestartInPlace"].endswith("was killed by signal 9")

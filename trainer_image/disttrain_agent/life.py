@@ -41,7 +41,7 @@ class Life:
     """What has become of the ranks since they were started."""
 
     memory_kills: int | None = None
-    """Of the pod's processes, before they were started."""
+    """How many processes of the pod the kernel had killed for memory before these ranks were started."""
     ends: list[RankEnd] = field(default_factory=list)
     failed_at: float | None = None
     stopping: bool = False

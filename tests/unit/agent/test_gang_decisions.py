@@ -196,7 +196,7 @@ def test_a_member_without_a_connection_ends_as_without_the_setting() -> None:
     assert trains.left is None
 
 
-def test_a_member_starts_its_ranks_only_when_it_is_told_after_they_have_ended() -> None:
+def test_a_member_starts_its_ranks_only_when_it_is_ordered_to_after_they_have_ended() -> None:
     member, start = Member(), Message(kind=Kind.START, generation=1)
     member.connected()
     member.receive(start)

@@ -46,10 +46,10 @@ class Watched:
             yield self._jobs[self._at]
 
     def wait(self) -> tuple[int, list[str]]:
-        told: list[str] = []
+        sentences: list[str] = []
         asked = a_job("Running")
-        written = wait_for_checkpoint(cast(Client, self), asked, told.append, seconds=5, clock=lambda: self.now)
-        return written.step, told
+        written = wait_for_checkpoint(cast(Client, self), asked, sentences.append, seconds=5, clock=lambda: self.now)
+        return written.step, sentences
 
 
 def test_it_says_that_ranks_have_taken_the_request_and_waits_for_the_checkpoint() -> None:

@@ -24,7 +24,7 @@ class Left:
 
     why: str
     repeated: FailureSignature | None = None
-    """Of a failure that has come again with nothing gained in between."""
+    """The signature of a failure that came again without progress in between."""
 
 
 @dataclass(frozen=True)
