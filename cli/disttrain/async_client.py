@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from disttrain.client import Client
 from disttrain.cluster.api import Raw
 from disttrain.cluster.remote import RemoteJob
+from disttrain_api.history import HistoryEntry
 from disttrain_api.spec import DistTrainingJob
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _Jobs: TypeAlias = list[RemoteJob]
+_Entries: TypeAlias = list[HistoryEntry]
 
 
 class AsyncClient:
@@ -44,6 +46,10 @@ class AsyncClient:
     async def list(self, *, all_namespaces: bool = False, selector: str | None = None) -> _Jobs:
         """Return the jobs of the namespace, or of all."""
         return await asyncio.to_thread(self._client.list, all_namespaces=all_namespaces, selector=selector)
+
+    async def history(self, *, all_namespaces: bool = False) -> _Entries:
+        """Return what finished jobs of the namespace, or of all, came to, the last finished first."""
+        return await asyncio.to_thread(self._client.history, all_namespaces=all_namespaces)
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> RemoteJob:
         """Ask the job's pods to write a checkpoint and stop."""

@@ -22,6 +22,7 @@ from disttrain.cluster.connect import access_of, find_access
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import USAGE, CommandError
 from disttrain_api import manifest
+from disttrain_api.history import HISTORY_NAME, HistoryEntry, read_entries
 from disttrain_api.names import CHECKPOINT_REQUEST, GROUP, PLURAL, VERSION, Label
 from disttrain_api.spec import DistTrainingJob
 
@@ -35,6 +36,9 @@ _WATCH_SECONDS = 30
 _RETRY_SECONDS = 2.0
 _Jobs: TypeAlias = list[RemoteJob]
 _Objects: TypeAlias = list[Raw]
+_Entries: TypeAlias = list[HistoryEntry]
+_HISTORIES = 32
+"""ConfigMaps of one answer: of 1 MiB each they stay within its bound."""
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
@@ -128,6 +132,22 @@ class Client:
         what = f"cannot list events of namespace {namespace}"
         found = self.api.items(f"/api/v1/namespaces/{namespace}/events", query, what=what)
         return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+    def history(self, *, all_namespaces: bool = False) -> _Entries:
+        """Return what finished jobs of the namespace, or of all, came to, the last finished first.
+
+        Also of those that are deleted by now; the operator keeps the last hundred of a namespace.
+        """
+        if all_namespaces:
+            query = {"fieldSelector": f"metadata.name={HISTORY_NAME}", "limit": _HISTORIES}
+            return read_entries(self.api.items("/api/v1/configmaps", query, what="cannot read the history"))
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps/{HISTORY_NAME}"
+        try:
+            return read_entries([self.api.get(path, what=f"cannot read the history of namespace {self.namespace}")])
+        except ApiError as error:
+            if error.status == 404:
+                return []
+            raise
 
     def logs(
         self,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,8 +16,10 @@ from disttrain.errors import CommandError
 from disttrain.output import print_stderr, show
 from disttrain.terminal import is_terminal, plain, plain_lines, rendered, table
 from disttrain.views import describe as page
+from disttrain.views import history as past
 from disttrain.views import listing
 from disttrain.views.why import why as answer
+from disttrain_api.history import HistoryEntry
 from disttrain_api.status import ConditionType
 
 
@@ -99,9 +102,36 @@ def show_events(client: Client, name: str, output: Format) -> int:
 _PODS_ASKED = 32
 
 
+def show_history(client: Client, name: str | None, *, everywhere: bool, output: Format) -> int:
+    """Show finished jobs, the last finished first: those of a name, or all."""
+    entries = [entry for entry in client.history(all_namespaces=everywhere) if name in (None, entry.name)]
+    if output in (Format.JSON, Format.YAML):
+        items = [entry.model_dump(by_alias=True, exclude_none=True) for entry in entries]
+        show(formatted({"items": items}, output))
+        return 0
+    if not entries:
+        where = "any namespace" if everywhere else f"namespace {client.namespace}"
+        print_stderr(f"no finished jobs{f' called {plain(name)}' if name else ''} are known of {where}")
+        hint("disttrain list")
+        return 0
+    wide, now = output is Format.WIDE, datetime.now(UTC)
+    rows = [past.row(entry, now, namespaces=everywhere, wide=wide) for entry in entries]
+    show(rendered(table(past.headings(namespaces=everywhere, wide=wide), rows)))
+    hint(f"disttrain why {entries[0].name}" + (f" -n {entries[0].namespace}" if everywhere else ""))
+    return 0
+
+
 def show_why(client: Client, name: str) -> int:
     """Explain the state of a job, and what to do."""
-    job = client.get(name)
+    try:
+        job = client.get(name)
+    except ApiError as error:
+        found = _deleted(client, name) if error.status == 404 else None
+        if found is None:
+            raise
+        show(plain_lines(past.paragraph(found, datetime.now(UTC))))
+        hint(f"disttrain history {name} -o wide")
+        return 0
     pods = client.pods(job)
     events = _events(client, job)
     unstarted = next((pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"), None)
@@ -113,6 +143,13 @@ def show_why(client: Client, name: str) -> int:
         show(plain_lines("\nWhat to do: " + " ".join(f"{sentence}." for sentence in found.todo)))
     hint(*found.next)
     return 0
+
+
+def _deleted(client: Client, name: str) -> HistoryEntry | None:
+    """Return what is known of a job that is gone; None where that is nothing, or may not be read."""
+    with suppress(ApiError):
+        return next((entry for entry in client.history() if entry.name == name), None)
+    return None
 
 
 def _events(client: Client, job: RemoteJob, uid: str | None = None) -> list[Any]:

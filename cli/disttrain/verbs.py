@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "why": Verb("disttrain.commands.look:why", "explain the state of a job, and what to do"),
         "logs": Verb("disttrain.commands.look:logs", "show or follow the logs of a job's ranks"),
         "events": Verb("disttrain.commands.look:events", "show the events on a job and its pods"),
+        "history": Verb("disttrain.commands.look:history", "list what finished jobs came to, also deleted ones"),
         "checkpoint": Verb("disttrain.commands.act:checkpoint", "have a running job write a checkpoint now"),
         "suspend": Verb("disttrain.commands.act:suspend", "stop a job's pods after a checkpoint"),
         "resume": Verb("disttrain.commands.act:resume", "resume a suspended job"),

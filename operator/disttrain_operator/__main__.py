@@ -22,6 +22,7 @@ from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
 from disttrain_operator.gatekeeper import Gatekeeper
 from disttrain_operator.health import Health
+from disttrain_operator.history import History
 from disttrain_operator.host import Host
 from disttrain_operator.kube.again import Again, Collection
 from disttrain_operator.kube.client import Client
@@ -72,7 +73,8 @@ class Operator:
         self._queue = WorkQueue[Key](
             group_of=lambda key: key.namespace, limit=lambda namespace: refused.share(namespace, settings.workers)
         )
-        self._world = world = World(Wakeups(self._queue, refused, self._metrics))
+        self._history = History(client, settings.history_jobs) if settings.history_jobs else None
+        self._world = world = World(Wakeups(self._queue, refused, self._metrics, self._history))
         hold = timedelta(seconds=settings.gate_hold_seconds)
         self._gatekeeper = Gatekeeper(world, world.wake, acts, longest_hold=hold) if settings.gang_gate else None
 
@@ -146,6 +148,7 @@ class Operator:
             self._namespaces,
             leases if self._election is not None else [],
             gate=self._settings.gang_gate,
+            history=self._history is not None,
             network_policies=self._settings.network_policies,
         )
         log_missing(missing)
@@ -175,6 +178,8 @@ class Operator:
                 tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
+                if self._history is not None:
+                    tasks.create_task(self._history.run())
                 if self._election is not None:
                     tasks.create_task(self._election.run())
         finally:
@@ -204,6 +209,8 @@ class Operator:
         self._executor.forget_all()
         if self._gatekeeper is not None:
             self._gatekeeper.begin()
+        if self._history is not None:
+            self._history.begin(self._world)
         for key in self._world.all_keys():
             self._queue.add(key)
 

@@ -87,6 +87,11 @@ def read(kept: Raw, *, former: Job | None = None) -> Job:
     return job_facts(raw, former=former, refused=kept["refused"])
 
 
+def read_status(kept: Raw) -> Any:
+    """Return the status of a job that is kept, as it was read."""
+    return _unpack(kept["status"])
+
+
 def is_long(kept: Raw) -> bool:
     """Return whether the spec of a job that is kept takes long to read: a megabyte takes about 0.2 s."""
     return bool(kept["spec"][:1] == _COMPRESSED)

@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
+from disttrain_api.history import HISTORY_NAME
 from disttrain_api.names import GROUP, PLURAL
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import ApiError, KubeError, NotFound
@@ -16,8 +18,9 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 REMINDER_POLLS = 60
 
-# group, resource, verbs; a subresource follows a slash.
-RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+Rights: TypeAlias = tuple[tuple[str, str, tuple[str, ...]], ...]
+"""Group, resource, verbs; a subresource follows a slash."""
+RIGHTS: Rights = (
     (GROUP, PLURAL, ("get", "list", "watch", "delete")),
     (GROUP, f"{PLURAL}/status", ("update",)),
     ("", "pods", ("get", "list", "watch", "create", "delete")),
@@ -34,12 +37,14 @@ OPTIONAL_RIGHTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 # Of the one Lease alone, which the chart makes.
-LEASE_RIGHTS = (("coordination.k8s.io", "leases", ("get", "update")),)
+LEASE_RIGHTS: Rights = (("coordination.k8s.io", "leases", ("get", "update")),)
 # Only with --gang-gate.
-GATE_RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+GATE_RIGHTS: Rights = (
     ("", "nodes", ("get", "list", "watch")),
     ("", "pods", ("patch",)),
 )
+# Of the one ConfigMap alone, but for a right to create, which cannot be narrowed to a name. Unless --history-jobs is 0.
+HISTORY_RIGHTS: Rights = (("", "configmaps", ("create",)), ("", "configmaps", ("get", "patch")))
 # Only with --network-policies.
 NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "create")),)
 
@@ -69,20 +74,22 @@ async def missing_rights(
     *,
     gate: bool = False,
     network_policies: bool = False,
+    history: bool = False,
 ) -> list[str]:
     """The rights that this operator needs and lacks, as "verb resource".
 
     `namespaces`: those that it serves, None for all; `leases`: their namespaces and names.
     """
     rights = RIGHTS + (GATE_RIGHTS if gate else ()) + (NETWORK_POLICY_RIGHTS if network_policies else ())
+    wanted: list[tuple[str | None, str, Rights]] = [(namespace, "", rights) for namespace in namespaces]
+    wanted += [(namespace, name, LEASE_RIGHTS) for namespace, name in leases]
+    wanted += [(namespace, HISTORY_NAME, HISTORY_RIGHTS) for namespace in namespaces if history]
     asked = [
-        (namespace, group, resource, verb, "")
-        for namespace in namespaces
-        for group, resource, verbs in rights
+        (namespace, group, resource, verb, name)
+        for namespace, name, listed in wanted
+        for group, resource, verbs in listed
         for verb in verbs
     ]
-    for where, name in leases:
-        asked += [(where, group, resource, verb, name) for group, resource, verbs in LEASE_RIGHTS for verb in verbs]
     answers = await asyncio.gather(*(_allowed(client, *question) for question in asked))
     pairs = zip(asked, answers, strict=True)
     return [

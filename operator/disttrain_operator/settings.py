@@ -40,6 +40,7 @@ _LEASE = _number(
     f"a whole number from {MIN_LEASE_SECONDS} to {MAX_LEASE_SECONDS}",
     lambda number: MIN_LEASE_SECONDS <= number <= MAX_LEASE_SECONDS,
 )
+_HISTORY = _number(int, "a whole number from 0 to 1000", lambda number: 0 <= number <= 1000)
 _INTERVAL = _number(float, "a number of at least 0", lambda number: number >= 0)
 
 
@@ -181,6 +182,9 @@ class Settings:
         "shortest time between two progress requests to a running job; 0: never ask", 10.0, _INTERVAL
     )
     progress_per_second: float = _flag("progress requests per second at most, over all jobs", 50.0, _MORE_THAN_0)
+    history_jobs: int = _flag(
+        "finished jobs of a namespace that its ConfigMap disttrain-history keeps the end of; 0: none", 100, _HISTORY
+    )
     log_level: str = _flag("DEBUG, INFO, WARNING or ERROR", "INFO", _level)
     json_logs: bool = _switch("one JSON object per line")
     leader_elect: bool = _switch("act only while holding a lease: for several replicas")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from disttrain_operator.history import History
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.metrics import Metrics
 from disttrain_operator.queue import WorkQueue
@@ -16,10 +17,13 @@ class Wakeups(Listener):
     queue: WorkQueue[Key]
     refused: Refused
     metrics: Metrics
+    history: History | None = None
 
     def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
         """Queue the job that changed."""
         self.metrics.saw_job(key.uid, raw["phase"], raw["state"], gone=gone)
+        if self.history is not None:
+            self.history.job_changed(key, raw, gone=gone)
         self.queue.add(key)
 
     def enqueue(self, key: Key) -> None:

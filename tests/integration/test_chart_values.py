@@ -51,6 +51,7 @@ CHOICES: dict[str, list[Any]] = {
     "tokenKey.existingSecretKey": ["key", "token.txt"],
     "gangGate.enabled": [False, True],
     "gangGate.holdSeconds": [14400, 60],
+    "history.jobs": [100, 0],
     "networkPolicy.perJob": [False, True],
     "networkPolicy.operator.enabled": [False, True],
     "networkPolicy.operator.from": [[], [{"namespaceSelector": TERM}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]],

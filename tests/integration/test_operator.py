@@ -1,9 +1,11 @@
 """The life of a job: the operator as a process against a real API server. The test plays user and kubelet."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
+from disttrain_api.history import HISTORY_NAME
 from tests.builders import a_claim_template
 from tests.integration.audit import requests_of_operator
 from tests.integration.operator_process import Raw, Team, a_team, eventually, running_operator
@@ -75,6 +77,21 @@ def test_a_job_runs_and_completes(team: Team) -> None:
     assert team.condition("Finished")["status"] == "True"
     assert team.status()["phase"] == "Succeeded"
     assert len(team.pods()) == 2, "pods that have ended keep their logs"
+
+
+def test_a_finished_jobs_end_outlives_it(team: Team) -> None:
+    team.create(workers={"replicas": 1}, ttlSecondsAfterFinished=0)
+    pods = team.wait_for_pods(1)
+    team.run(pods)
+    team.wait_for("Running", reason="AllPodsRunning")
+    team.finish(pods)
+
+    def kept() -> list[Raw]:
+        config_maps = [found for found in team.children("configmaps") if found["metadata"]["name"] == HISTORY_NAME]
+        return [json.loads(text) for config_map in config_maps for text in config_map["data"].values()]
+
+    eventually(lambda: not team.exists() and kept())
+    assert [(entry["name"], entry["phase"]) for entry in kept()] == [("job", "Succeeded")]
 
 
 def test_a_failed_pod_restarts_the_gang_once(team: Team) -> None:

@@ -74,7 +74,7 @@ class Api:
         """Return the objects of a collection, page by page."""
         found, more = [], ""
         while True:
-            page = self.get(path, {**(query or {}), "limit": PAGE, **({"continue": more} if more else {})}, what=what)
+            page = self.get(path, {"limit": PAGE, **(query or {}), **({"continue": more} if more else {})}, what=what)
             found += [item for item in page.get("items") or [] if isinstance(item, dict)]
             more = str((page.get("metadata") or {}).get("continue") or "")
             if not more:

@@ -52,6 +52,23 @@ def events(name: JobName, namespace: Namespace = None, context: Context = None, 
     return show_events(Client(namespace=namespace, context=context), name, output)
 
 
+def history(
+    name: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="jobs of this name (default: all)", show_default=False)
+    ] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="jobs of all namespaces")] = False,
+    output: Output = Format.TABLE,
+) -> int:
+    """List what finished jobs came to, the last finished first: also jobs that are deleted by now."""
+    from disttrain.client import Client
+    from disttrain.jobs import show_history
+
+    client = Client(namespace=namespace, context=context)
+    return show_history(client, name, everywhere=everywhere, output=output)
+
+
 def why(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
     """Explain why a job is pending, slow, restarting or failed, and what to do."""
     from disttrain.client import Client

@@ -95,6 +95,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create]
+{{- if .Values.history.jobs }}
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [disttrain-history]
+  verbs: [get, patch]
+{{- end }}
 {{- if .Values.networkPolicy.perJob }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from disttrain_operator.preflight import GATE_RIGHTS, LEASE_RIGHTS, NETWORK_POLICY_RIGHTS, OPTIONAL_RIGHTS, RIGHTS
+from disttrain_operator.preflight import (
+    GATE_RIGHTS,
+    HISTORY_RIGHTS,
+    LEASE_RIGHTS,
+    NETWORK_POLICY_RIGHTS,
+    OPTIONAL_RIGHTS,
+    RIGHTS,
+)
 from disttrain_operator.settings import read_settings
 from tests.unit.chart.rendering import CHART, container, only, render, rights, run
+
+DEFAULT_RIGHTS = {*RIGHTS, *HISTORY_RIGHTS}
 
 # From cold, helm is built first, beside all that others build.
 pytestmark = pytest.mark.timeout(1800)
@@ -81,13 +90,13 @@ def test_several_namespaces_have_a_role_and_a_lease_each(helm: Path) -> None:
         found = [document for document in objects if (document["kind"], document["metadata"]["name"]) == (kind, name)]
         assert sorted(document["metadata"]["namespace"] for document in found) == ["team-a", "team-b"]
         if name == "disttrain" and kind == "Role":
-            assert all(rights(role) == set(RIGHTS) for role in found)
+            assert all(rights(role) == DEFAULT_RIGHTS for role in found)
     assert not {"ClusterRole", "ClusterRoleBinding"} & {document["kind"] for document in objects}
 
 
 def test_the_rights_are_exactly_those_that_the_operator_asks_for_when_it_starts(helm: Path) -> None:
     objects = render(helm)
-    assert rights(only(objects, "ClusterRole", "disttrain")) == set(RIGHTS)
+    assert rights(only(objects, "ClusterRole", "disttrain")) == DEFAULT_RIGHTS
     assert rights(only(objects, "Role", "disttrain-lease")) == set(LEASE_RIGHTS)
     (rule,) = only(objects, "Role", "disttrain-lease")["rules"]
     assert rule["resourceNames"] == ["disttrain-operator"]
@@ -229,7 +238,7 @@ def test_metrics_are_found_by_their_service(helm: Path) -> None:
 @pytest.mark.parametrize("scheduler", OPTIONAL_RIGHTS)
 def test_a_scheduler_of_others_brings_its_rights_when_it_is_enabled(helm: Path, scheduler: str) -> None:
     objects = render(helm, f"scheduling.{scheduler}=true")
-    assert rights(only(objects, "ClusterRole")) == {*RIGHTS, OPTIONAL_RIGHTS[scheduler]}
+    assert rights(only(objects, "ClusterRole")) == {*DEFAULT_RIGHTS, OPTIONAL_RIGHTS[scheduler]}
 
 
 def test_the_gate_brings_its_flag_and_its_rights_and_no_others(helm: Path) -> None:
@@ -238,18 +247,27 @@ def test_the_gate_brings_its_flag_and_its_rights_and_no_others(helm: Path) -> No
     shorter = render(helm, "gangGate.enabled=true", "gangGate.holdSeconds=600")
     assert read_settings(container(shorter)["args"], {}).gate_hold_seconds == 600
     assert not read_settings(container(render(helm))["args"], {}).gang_gate
-    assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *GATE_RIGHTS}
+    assert rights(only(objects, "ClusterRole")) == {*DEFAULT_RIGHTS, *GATE_RIGHTS}
 
 
 def test_network_policies_bring_their_flag_and_their_rights_and_no_others(helm: Path) -> None:
     objects = render(helm, "networkPolicy.perJob=true")
     assert read_settings(container(objects)["args"], {}).network_policies
     assert not read_settings(container(render(helm))["args"], {}).network_policies
-    assert rights(only(objects, "ClusterRole")) == {*RIGHTS, *NETWORK_POLICY_RIGHTS}
+    assert rights(only(objects, "ClusterRole")) == {*DEFAULT_RIGHTS, *NETWORK_POLICY_RIGHTS}
     assert rights(only(render(helm, "networkPolicy.perJob=true", "watchNamespaces={team-a}"), "Role")) == {
-        *RIGHTS,
+        *DEFAULT_RIGHTS,
         *NETWORK_POLICY_RIGHTS,
     }
+
+
+def test_without_a_history_there_is_no_right_to_config_maps(helm: Path) -> None:
+    objects = render(helm, "history.jobs=0")
+    assert read_settings(container(objects)["args"], {}).history_jobs == 0
+    assert read_settings(container(render(helm, "history.jobs=7"))["args"], {}).history_jobs == 7
+    assert rights(only(objects, "ClusterRole")) == set(RIGHTS)
+    named = [rule for rule in only(render(helm), "ClusterRole")["rules"] if rule["resources"] == ["configmaps"]]
+    assert [rule.get("resourceNames") for rule in named] == [None, ["disttrain-history"]]
 
 
 def test_the_gate_of_an_operator_of_one_namespace_is_refused(helm: Path) -> None:

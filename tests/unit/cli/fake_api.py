@@ -150,7 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {})
 
     def _is_collection(self, path: str) -> bool:
-        return path.rpartition("/")[2] in ("pods", "events", "disttrainingjobs", "nodes", "deployments", "leases")
+        kinds = ("pods", "events", "disttrainingjobs", "nodes", "deployments", "leases", "configmaps")
+        return path.rpartition("/")[2] in kinds
 
     def _watch(self, path: str, query: Mapping[str, str]) -> None:
         """Changes after the version that is named; the watch ends after the first."""

@@ -71,6 +71,48 @@ def test_a_thousand_jobs_are_read_page_by_page(api: FakeApi, capfd: pytest.Captu
     assert f"GET {path}?limit=500" in api.asked
 
 
+def an_entry(name: str, at: str, **more: Any) -> tuple[str, str]:
+    """Key and text of a finished job in the history."""
+    entry = {"name": name, "namespace": "forged", "uid": "u", "phase": "Failed", "completionTime": at} | more
+    return f"{re.sub('[-:]', '', at)}.u-{name}", json.dumps(entry)
+
+
+def put_history(api: FakeApi, namespace: str, *entries: tuple[str, str]) -> None:
+    metadata = {"name": "disttrain-history", "namespace": namespace}
+    api.put(f"/api/v1/namespaces/{namespace}/configmaps", {"metadata": metadata, "data": dict(entries)})
+
+
+def test_the_history_shows_finished_jobs_also_deleted_ones(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["history"]) == 0
+    assert capfd.readouterr() == ("", "no finished jobs are known of namespace default\n")
+    progress = {"step": 42, "totalSteps": 100, "loss": 0.25, "updateTime": "2026-01-01T12:00:00Z"}
+    more = {"reason": "TooManyRestarts", "progress": progress, "creationTime": "2026-01-01T11:00:00Z"}
+    failed = an_entry("old", "2026-01-01T12:00:00Z", message=EVIL, **more)
+    put_history(api, "default", failed, an_entry("new", "2026-01-02T12:00:00Z", phase="Succeeded"))
+    put_history(api, "other", an_entry("third", "2026-01-01T13:00:00Z"))
+    heading, first, second = output_of(capfd, "history").splitlines()
+    assert heading.split() == ["NAME", "PHASE", "REASON", "PROGRESS", "LOSS", "GOODPUT", "TOOK", "FINISHED"]
+    assert first.split()[:3] == ["new", "Succeeded", "-"]
+    assert second.split()[:8] == ["old", "Failed", "TooManyRestarts", "42/100", "(42%)", "0.25", "-", "60m"]
+    everywhere = output_of(capfd, "history", "-A").splitlines()[1:]
+    assert [line.split()[:2] for line in everywhere] == [["default", "new"], ["other", "third"], ["default", "old"]]
+    assert "fieldSelector=metadata.name%3Ddisttrain-history" in api.asked[-1]
+    wide = output_of(capfd, "history", "old", "-o", "wide")
+    assert "\x1b" not in wide
+    assert "\\x1b]0;owned" in wide
+    assert [entry["name"] for entry in json.loads(output_of(capfd, "history", "-o", "json"))["items"]] == ["new", "old"]
+
+
+def test_why_says_what_became_of_a_job_that_was_deleted(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    verdict = {"reason": "RankFailed", "message": "rank 3 failed"}
+    put_history(api, "default", an_entry("gone", "2026-01-01T12:00:00Z", message="it failed.", verdict=verdict))
+    said = output_of(capfd, "why", "gone")
+    assert re.fullmatch(
+        r"default/gone finished \w+ ago \(Failed\): it failed. It was deleted since then. rank 3 failed.\n", said
+    )
+    assert main(["why", "another"]) == 1
+
+
 @pytest.mark.parametrize("verb", ["get", "describe", "why", "logs", "events", "suspend", "resume", "restart", "delete"])
 def test_a_job_that_is_not_there_is_one_sentence(api: FakeApi, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "absent"]) == 1

@@ -14,6 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.builders import merge
+
 Raw = dict[str, Any]
 DEEP = "@deep@"
 DEPTH = 1100
@@ -145,6 +147,8 @@ class FakeApi:
                 return await self._post(path, body)
             case "PUT":
                 return await self._put(path, body)
+            case "PATCH":
+                return await self._patch(path, body)
             case _:
                 return await self._delete(path, body)
 
@@ -196,6 +200,14 @@ class FakeApi:
         part = "status" if path.endswith("/status") else "spec"
         raw[part] = body[part]
         return _answer_with(await self._store(target, raw))
+
+    async def _patch(self, path: str, body: Raw) -> web.Response:
+        old = self.objects.get(path)
+        if old is None:
+            return refusal(404, "NotFound")
+        if body["metadata"].get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
+            return refusal(409, "Conflict", "the object has been modified")
+        return _answer_with(await self._store(path, merge(old, body)))
 
     async def _delete(self, path: str, body: Raw | None) -> web.Response:
         old = self.objects.get(path)
