@@ -50,8 +50,8 @@ def first_ports(port: int) -> list[str]:
 import sys
 from disttrain.local import runner
 found = runner.free_ports
-given = [[{port}]]
-runner.free_ports = lambda count: given.pop() if given else found(count)
+taken = [{port}]
+runner.free_ports = lambda count: [taken.pop(), *found(count - 1)] if taken else found(count)
 from disttrain.main import main
 sys.exit(main())
 """
