@@ -71,6 +71,10 @@ def test_an_entry_is_bounded_and_says_the_most_important() -> None:
         assert found is not None
         assert len(found[1].encode()) <= MAX_ENTRY_BYTES
         assert json.loads(found[1])["message"] == "it failed 4 times"
+    few = [{"name": str(number), "value": 1.0} for number in range(20)]
+    found = entry_of(METADATA, a_status(progress={"step": 7, "totalSteps": 9, "updateTime": TIME, "metrics": few}))
+    assert found is not None
+    assert len(json.loads(found[1])["progress"]["metrics"]) == 8
     # A name that is no name of Kubernetes is nobody's job.
     assert entry_of(METADATA | {"uid": "../" * 30}, a_status()) is None
     assert entry_of(METADATA | {"name": "n" * 5000}, a_status()) is None

@@ -50,9 +50,12 @@ class Jobs:
         raw["metadata"] |= {"namespace": namespace, "uid": uid, "resourceVersion": str(self._version)}
         return raw
 
-    def kept(self, namespace: str = "team") -> list[str]:
+    def entries(self, namespace: str = "team") -> list[Raw]:
         data = self.api.objects.get(PATH.format(namespace), {}).get("data", {})
-        return [json.loads(data[key])["name"] for key in sorted(data)]
+        return [json.loads(data[key]) for key in sorted(data)]
+
+    def kept(self, namespace: str = "team") -> list[str]:
+        return [entry["name"] for entry in self.entries(namespace)]
 
     def writes(self) -> int:
         return len(self.api.asked("POST", "configmaps") + self.api.asked("PATCH", "configmaps"))
@@ -69,8 +72,11 @@ async def test_jobs_that_finish_are_written_together_and_once(jobs: Jobs) -> Non
     jobs.put("a", minute=1)
     jobs.put("b", phase="Failed", minute=2)
     jobs.put("c", phase="Running")
+    # What comes before the write is in it.
+    jobs.put("b", phase="Failed", minute=2, restarts=7)
     await jobs.history.round()
     assert (jobs.kept(), jobs.writes()) == (["a", "b"], 1)
+    assert jobs.entries()[-1]["restarts"] == 7
     jobs.put("a", minute=1, ready="0/2")
     await jobs.history.round()
     assert jobs.writes() == 1
@@ -148,10 +154,16 @@ async def test_what_is_refused_is_tried_again_where_that_may_help(
 async def test_a_write_that_meets_another_is_repeated(jobs: Jobs) -> None:
     jobs.put("a", minute=1)
     await jobs.history.round()
-    conflicts = [refusal(409, "Conflict")]
-    jobs.api.refusals.append(lambda method, *_: conflicts.pop() if method == "PATCH" and conflicts else None)
+    others = ["999"]
+
+    def change(method: str, path: str, _: Raw | None) -> None:
+        if method == "PATCH" and others:
+            jobs.api.objects[path]["metadata"]["resourceVersion"] = others.pop()
+
+    jobs.api.refusals.append(change)
     jobs.put("b", minute=2)
     await jobs.history.round()
+    assert jobs.kept() == ["a"]
     await jobs.history.round()
     assert jobs.kept() == ["a", "b"]
 
@@ -173,3 +185,9 @@ async def test_jobs_that_come_and_go_are_bounded(jobs: Jobs) -> None:
     assert sum(len(each.gone) for each in jobs.history._turns.values()) == MOST_GONE
     assert not any(each.jobs for each in jobs.history._turns.values())
     assert not jobs.history._noted
+    jobs.api.refusals.append(lambda *_: refusal(409, "AlreadyExists"))
+    await jobs.history.round()
+    assert jobs.history._gone == MOST_GONE
+    jobs.api.refusals.clear()
+    await jobs.history.round()
+    assert jobs.history._gone == 0
