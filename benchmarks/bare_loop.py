@@ -82,7 +82,9 @@ class BareLoop:
         own = bare_experts.own_parameters(model)
         others = [parameter for parameter in model.parameters() if all(parameter is not expert for expert in own)]
         groups = [{"params": group} for group in (others, own) if group]
-        self._optimizer = torch.optim.AdamW(groups, lr=job.training.optimizer.learning_rate)
+        # torch's one kernel takes no mixture of whole parameters and parts of some, as tensor groups have.
+        fused = not job.parallelism.tensor_parallel_degree
+        self._optimizer = torch.optim.AdamW(groups, lr=job.training.optimizer.learning_rate, fused=fused)
         dataset = load_data(job.training).training
         sampler = DistributedSampler(dataset, replicas, dist.get_rank() % replicas)
         loader = DataLoader(dataset, job.training.micro_batch_size * microbatches, sampler=sampler, drop_last=True)

@@ -61,7 +61,7 @@ def session_step(job: JobConfig) -> Step:
     training = job.training
     opened = session(steps=training.steps, checkpoint_interval=training.steps).__enter__()
     model = build_model(training)
-    model, optimizer = opened.prepare(model, AdamW(model.parameters(), lr=training.optimizer.learning_rate))
+    model, optimizer = opened.prepare(model, AdamW(model.parameters(), lr=training.optimizer.learning_rate, fused=True))
     batches = opened.loader(load_data(training).training, training.micro_batch_size)
     opened.restore(model=model, optimizer=optimizer)
 

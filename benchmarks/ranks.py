@@ -27,7 +27,7 @@ def job(training: dict[str, Any], parallelism: dict[str, Any] | None = None) -> 
     }
 
 
-def run(folder: Path, module: str, ranks: int, *arguments: str) -> str:
+def run(folder: Path, module: str, ranks: int, *arguments: str, threads: int = 1) -> str:
     """Run `module` for the job.json in the folder, which is its storage, too; what rank 0 prints.
 
     Ends this process where a rank fails.
@@ -43,7 +43,7 @@ def run(folder: Path, module: str, ranks: int, *arguments: str) -> str:
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(threads),
             "PYTHONPATH": paths,
             "DISTTRAIN_CONFIG": str(folder / "job.json"),
             "DISTTRAIN_STORAGE": str(folder),

@@ -185,9 +185,8 @@ def main() -> None:
     cases = json.loads((folder / "cases.json").read_text())
     # Of this the ranks alone count, of which there may be any number.
     first = config_of(folder, {"training": small(globalBatchSize=int(os.environ["WORLD_SIZE"]))}, 1)
-    if "FUSED" in os.environ:
-        # As GPUs ask for it: CPUs have these loops, too.
-        optimizers.fuses_updates = lambda device: True
+    if "SINGLE_LOOPS" in os.environ:
+        optimizers.fuses_updates = lambda device: False
     world = join_world(first, find_device(first.rank, first.world_size, threads_given=True))
     for name, runs in cases.items():
         run_case(folder / name, runs, world)

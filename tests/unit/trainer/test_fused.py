@@ -1,4 +1,4 @@
-"""Updates in one kernel, which GPUs ask for and CPUs have, too: what a layout trains to is the same with them.
+"""Updates in one kernel: what a layout trains to is the same as with a loop for each operation.
 
 What ranks hold parts of is where torch lacks such a kernel, or takes no mixture (optimizers.py).
 """
@@ -92,15 +92,15 @@ NAMES = {
 
 
 def run(folders: pytest.TempPathFactory, ranks: int) -> dict[bool, dict[str, Any]]:
-    """Results by whether kernels were asked for."""
+    """Results by whether there may be such kernels."""
     cases = {}
     for name, (size, layout, optimizer) in NAMES.items():
         if size == ranks:
             _, training, parallelism = LAYOUTS[layout]
             job = {"training": {**training, "optimizer": OPTIMIZERS[optimizer]}, "parallelism": parallelism}
             cases[name] = [*([job | {"stop_after": 1}] if layout in RESUMED else []), job]
-    asked = run_cases(folders.mktemp("asked"), ranks, cases, FUSED="1")
-    return {True: asked, False: run_cases(folders.mktemp("not-asked"), ranks, cases)}
+    single = run_cases(folders.mktemp("single"), ranks, cases, SINGLE_LOOPS="1")
+    return {True: run_cases(folders.mktemp("fused"), ranks, cases), False: single}
 
 
 @pytest.fixture(scope="module")

@@ -60,8 +60,9 @@ def state_names(settings: Optimizer) -> tuple[str, ...]:
 
 
 def _fuses(name: OptimizerName, parameters: Collection[Parameter]) -> bool:
-    # Offloaded parameters are on the CPU.
     if not all(fuses_updates(parameter.device) and parameter.is_floating_point() for parameter in parameters):
+        return False
+    if len({parameter.device.type for parameter in parameters}) > 1:
         return False
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     # Of what ranks hold parts of, torch has no fused SGD, and takes beside it single numbers alone.

@@ -184,8 +184,8 @@ def pins_memory(device: torch.device) -> bool:
 
 
 def fuses_updates(device: torch.device) -> bool:
-    """Whether optimizers are to step all parameters there in one kernel instead of some for each operation."""
-    return device.type == "cuda"
+    """Whether optimizers can step all parameters there in one kernel instead of some for each operation."""
+    return device.type in ("cuda", "cpu")
 
 
 def gpus_of(device: torch.device) -> list[torch.device]:
