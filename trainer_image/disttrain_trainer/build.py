@@ -33,7 +33,7 @@ from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.comm_hooks.attach import attach_gradient_sum
-from disttrain_trainer.parallel.context import compute_parts
+from disttrain_trainer.parallel.context.build import compute_parts
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing

@@ -9,7 +9,7 @@ import pytest
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer import protocols
 from disttrain_trainer.models.gpt import model as gpt
-from disttrain_trainer.parallel.context import Context
+from disttrain_trainer.parallel.context.ulysses import Ulysses
 from examples.tasks.callbacks import Best, TailAverage
 from examples.tasks.contrastive import Contrastive
 from examples.tasks.distillation import Distillation
@@ -28,7 +28,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.OffersLayers: small_gpt,
     protocols.OffersTensorPlan: small_gpt,
     protocols.OffersContext: small_gpt,
-    protocols.ContextPart: lambda: Context.__new__(Context),
+    protocols.ContextPart: lambda: Ulysses.__new__(Ulysses),
     protocols.OffersInitialisation: small_gpt,
     protocols.OffersLoss: build_model,
     protocols.OffersVocabulary: small_gpt,

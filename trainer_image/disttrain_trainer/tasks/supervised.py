@@ -16,7 +16,7 @@ from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate, parts_of
 from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
-from disttrain_trainer.parallel.context import Context
+from disttrain_trainer.parallel.context.part import Context
 from disttrain_trainer.protocols import Loss, Mean
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
 from disttrain_trainer.runtime.errors import InvalidConfiguration

@@ -151,7 +151,7 @@ class Gpt(nn.Module):
         return tensor_plan(sequence, vocabulary, experts=self.has_experts)
 
     def use_context(self, context: ContextPart) -> None:
-        """Compute parts of sequences from now on (parallel/context.py)."""
+        """Compute parts of sequences from now on (parallel/context)."""
         for layer in self.modules():
             if isinstance(layer, Embeddings | Attention):
                 layer.context = context

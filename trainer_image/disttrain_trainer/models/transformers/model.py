@@ -97,7 +97,7 @@ class CausalLanguageModel(nn.Module):
         return tensor_plan(self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted)
 
     def use_context(self, context: ContextPart) -> None:
-        """Compute parts of sequences from now on (parallel/context.py)."""
+        """Compute parts of sequences from now on (parallel/context)."""
         for layer in self.model.layers:
             layer.self_attn.context = context  # type: ignore[union-attr, assignment]
         attend_in_parts(self.config)

@@ -1,0 +1,1 @@
+"""Context parallelism: ranks compute parts of the same sequences."""

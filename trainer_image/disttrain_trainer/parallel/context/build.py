@@ -1,0 +1,29 @@
+"""Makes a model compute parts of sequences."""
+
+import torch.distributed as dist
+from torch import nn
+
+from disttrain_trainer.parallel.context.part import SETTING, Context
+from disttrain_trainer.parallel.context.ulysses import Ulysses
+from disttrain_trainer.parallel.expert import expert_layers
+from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+
+
+def compute_parts(module: nn.Module, group: dist.ProcessGroup) -> Context:
+    """Make the model compute this rank's part of every sequence, and return what says which. Raises
+    InvalidConfiguration where it cannot."""
+    use_context, name = offered(module, "use_context"), type(module).__name__
+    if use_context is None:
+        raise InvalidConfiguration(
+            f"{SETTING}: the model {name} has no method `use_context`, which makes it compute parts of sequences; add "
+            "it, or use `dataParallelShardDegree` instead"
+        )
+    if expert_layers(module):
+        raise InvalidConfiguration(
+            f"{SETTING}: the model {name} has experts, and how busy each is is counted in whole sequences: remove one "
+            "of the two"
+        )
+    context = Ulysses(group)
+    use_context(context)
+    return context
