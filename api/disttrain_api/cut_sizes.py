@@ -18,7 +18,7 @@ from disttrain_api.builtin import (
     model_config,
     samples_of,
 )
-from disttrain_api.parallelism import DataParallelMode, DeviceMode, Parallelism
+from disttrain_api.parallelism import ContextParallelMethod, DataParallelMode, DeviceMode, Parallelism
 from disttrain_api.pipeline import V_SCHEDULES, is_flushless, schedule_of, stages_of
 from disttrain_api.training import Training
 from disttrain_api.transformers_config import Problem, TransformersConfig, adapter_problems, layers_of, size_of
@@ -125,7 +125,10 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
         return
     tensor = parallelism.tensor_parallel_degree or 1
     product = degree * tensor
-    for name, heads, repeated in _heads_of(config):
+    ring = parallelism.context_parallel_method is ContextParallelMethod.RING
+    if ring:
+        yield from _dropout_problems(config)
+    for name, heads, repeated in () if ring else _heads_of(config):
         if heads is not None and heads % product and not (repeated and product % heads == 0):
             advice = ", or divide it" if repeated else ""
             yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, tensor)}{advice}"
@@ -136,6 +139,22 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
     cut = tensor if parallelism.sequence_parallel else 1
     if isinstance(samples, Tokens) and samples.length % (degree * cut):
         yield "training.data.config.sequenceLength", f"{samples.length} {_multiple_of(degree, cut)}"
+    elif isinstance(samples, Tokens) and ring and samples.length % (2 * degree):
+        message = f"{samples.length} must be a multiple of 2 x `contextParallelDegree`, which is {2 * degree}"
+        yield "training.data.config.sequenceLength", f"{message}, with `contextParallelMethod` Ring"
+
+
+def _dropout_problems(config: OfTokens) -> Iterator[Problem]:
+    """Yield dropout of attention, as far as the manifest says it: a ring computes attention without."""
+    written: tuple[str, object] = (
+        ("dropout", config.dropout)
+        if isinstance(config, GptConfig)
+        else ("config.attention_dropout", (config.config or {}).get("attention_dropout"))
+    )
+    name, found = written
+    if found:
+        advice = "conflicts with `contextParallelMethod` Ring: set it to 0, or use Ulysses"
+        yield f"training.model.config.{name}", f"{found} {advice}"
 
 
 def _heads_of(config: OfTokens) -> Iterator[tuple[str, int | None, bool]]:

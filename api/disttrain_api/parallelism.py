@@ -53,6 +53,13 @@ class PipelineSplit(StrEnum):
     TIME = "Time"
 
 
+class ContextParallelMethod(StrEnum):
+    """How attention sees tokens that other ranks have."""
+
+    ULYSSES = "Ulysses"
+    RING = "Ring"
+
+
 class AllReduce(StrEnum):
     """Who sends what to whom when gradients are summed."""
 
@@ -192,6 +199,9 @@ class Parallelism(ApiModel):
     """Ranks that share one copy of the parameters, gradients and optimizer state. Absent: 1."""
     context_parallel_degree: Degree | None = None
     """Ranks that share each sequence: each computes a part of it. Absent: 1."""
+    context_parallel_method: ContextParallelMethod | None = None
+    """How attention sees tokens of other ranks. Ulysses: ranks exchange tokens for heads. Ring: keys and values travel
+    around the ranks. Absent: Ulysses."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None

@@ -33,6 +33,12 @@ def _training(setting: str, training: Mapping[str, Any]) -> Refusal:
 
 
 CONTEXT_REFUSALS = (
+    Refusal(
+        "ContextMethodNeedsDegree",
+        "spec.parallelism.contextParallelMethod",
+        "`contextParallelMethod` needs `contextParallelDegree` greater than 1",
+        {"training": _GPT, "parallelism": {"contextParallelDegree": 1, "contextParallelMethod": "Ring"}},
+    ),
     *(_layout(name, {name: 2}) for name in ("pipelineParallelDegree", "devicesPerProcess")),
     _layout(
         "expertParallelDegree",
@@ -67,6 +73,7 @@ CONTEXT_REFUSALS = (
 
 CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "parts of sequences": {"training": _GPT, "parallelism": _CONTEXT},
+    "parts of sequences on a ring": {"training": _GPT, "parallelism": {**_CONTEXT, "contextParallelMethod": "Ring"}},
     "parts of sequences on shards": {
         "training": {**_GPT, "activationCheckpointing": "Selective"},
         **_FOUR,

@@ -115,7 +115,7 @@ def assemble(
         # The rules refuse other tasks (disttrain_api.rules.context).
         assert isinstance(task, Supervised)
         assert world.context is not None
-        task.use_context(compute_parts(module, world.context))
+        task.use_context(compute_parts(module, config.job.parallelism, world.context, world.device.channel))
         for _, sample in _first_samples(data):
             task.collate([sample], [0])
     if config.job.parallelism.data_parallel.sync_batch_norm:

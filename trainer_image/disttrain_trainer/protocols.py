@@ -105,13 +105,17 @@ class ContextPart(Protocol):
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         """Return where in the whole sequences the `tokens` tokens of a part are: [tokens], int64."""
 
-    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    def causal_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, scale: float | None = None
+    ) -> Tensor:
         """Return scaled dot-product attention to each token and those before it in the whole sequences, also where
-        other ranks have them. [B, H, T, D'] each, T tokens of a part. Ranks of a group call it together."""
+        other ranks have them. [B, H, T, D'] each, T tokens of a part; keys and values may have fewer heads than
+        queries. scale: None: 1 / sqrt(D'). Ranks of a group call it together."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
         """Return `attention(query, key, value)` of the whole sequences. It is called with some of the heads of each;
-        keys and values may have fewer than queries. Ranks of a group call it together."""
+        keys and values may have fewer than queries. Ranks of a group call it together. Raises InvalidConfiguration
+        with `contextParallelMethod` Ring, where no rank sees whole sequences."""
 
 
 class OffersContext(Protocol):

@@ -67,6 +67,15 @@ def _model(spec: JobSpec) -> str:
 
 CONTEXT_RULES = (
     Rule(
+        id="ContextMethodNeedsDegree",
+        path="spec.parallelism.contextParallelMethod",
+        scope="spec.parallelism",
+        sentence="`contextParallelMethod` needs `contextParallelDegree` greater than 1",
+        check=lambda spec: when(spec.parallelism.context_parallel_method is not None and _degree(spec) == 1),
+        cel=f"!has(self.contextParallelMethod) || {_DEGREE} > 1",
+        reads=("spec.parallelism",),
+    ),
+    Rule(
         id="ContextWithLayout",
         path=_PATH,
         scope="spec.parallelism",

@@ -68,6 +68,30 @@ def test_what_parts_of_sequences_need_is_named(training: dict[str, Any], said: s
     assert said is None or problems[0].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (trained("gpt", heads=3, width=12), None),
+        (
+            trained("gpt") | {"data": {"name": "text", "config": {"sequenceLength": 126}}},
+            "spec.training.data.config.sequenceLength: 126 must be a multiple of 2 x `contextParallelDegree`, which is",
+        ),
+        (trained("gpt", dropout=0.1), f"{CONFIG}.dropout: 0.1 conflicts with `contextParallelMethod` Ring: set it to"),
+        (
+            {
+                "model": {"name": "transformers", "config": {"config": {**LLAMA, "attention_dropout": 0.2}}},
+                "data": {"name": "text"},
+            },
+            f"{CONFIG}.config.attention_dropout: 0.2 conflicts with `contextParallelMethod` Ring",
+        ),
+    ],
+)
+def test_a_ring_needs_no_heads_but_even_sequences_and_no_dropout(training: dict[str, Any], said: str | None) -> None:
+    problems = found(training, {"contextParallelDegree": 2, "contextParallelMethod": "Ring"})
+    assert len(problems) == (said is not None)
+    assert said is None or problems[0].startswith(said)
+
+
 def test_tensor_groups_divide_what_is_left_of_heads_and_sequences() -> None:
     layout = {"contextParallelDegree": 2, **TENSOR}
     needed = "must be a multiple of `contextParallelDegree` x `tensorParallelDegree`, which is 4"

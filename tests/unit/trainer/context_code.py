@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from disttrain_trainer.protocols import ContextPart
 from tests.unit.trainer.user_code import double_gpt
 
 
@@ -34,3 +36,25 @@ def watched_gpt(folder: str) -> nn.Module:
 def partless() -> nn.Module:
     """A model of tokens that knows no parts of sequences."""
     return nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).double()
+
+
+class OwnKernel(nn.Module):
+    """A model of tokens with attention of its own to whole sequences."""
+
+    context: ContextPart
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 16, dtype=torch.float64)
+
+    def use_context(self, context: ContextPart) -> None:
+        self.context = context
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.table(tokens).unsqueeze(1)
+        return self.context.attend(x, x, x, functional.scaled_dot_product_attention).squeeze(1)
+
+
+def own_kernel() -> nn.Module:
+    """See OwnKernel."""
+    return OwnKernel()

@@ -25,6 +25,7 @@ TRAININGS = {
     "gpt, FP32, 20 steps": small(
         **COMMON | {"steps": 20}, data=TOKENS, model=user("double_gpt", double=False), optimizer=SGD
     ),
+    "gpt of one head, SGD": small(**COMMON, data=TOKENS, model=user("double_gpt", heads=1), optimizer=SGD),
     "gpt, AdamW": small(**COMMON, **GPT, optimizer=ADAMW),
     "gpt, untied, smoothed": small(
         **COMMON,
@@ -52,6 +53,7 @@ TRAININGS = {
 }
 SHARD = "dataParallelShardDegree"
 CONTEXT = "contextParallelDegree"
+RING = {"contextParallelMethod": "Ring"}
 TENSOR = "tensorParallelDegree"
 PIPELINE = "pipelineParallelDegree"
 REPLICATE = "dataParallelReplicateDegree"
@@ -249,6 +251,18 @@ ALL_LAYOUTS = {
         FULL | OFFLOAD,
     ),
     "cp2 x fsdp2 x tp2": (8, "gpt, AdamW", {CONTEXT: 2, SHARD: 2, TENSOR: 2, "sequenceParallel": True}, ACCUMULATE_2),
+    "cp2, ring": (2, "gpt of one head, SGD", {CONTEXT: 2, **RING}, {}),
+    "cp2, ring, everything": (2, "gpt, AdamW", {CONTEXT: 2, **RING}, ACCUMULATE | SELECTIVE | OFFLOAD),
+    "cp4, ring": (4, "gpt of one head, SGD", {CONTEXT: 4, **RING}, FULL),
+    "cp2 x dp2, ring": (4, "gpt, untied, smoothed", {CONTEXT: 2, **RING}, ACCUMULATE_2),
+    "cp2 x fsdp2, ring": (4, "gpt, AdamW", {CONTEXT: 2, SHARD: 2, **RING}, ACCUMULATE_2 | FULL),
+    "cp2 x tp2, everything, ring": (
+        4,
+        "gpt, untied, smoothed",
+        {CONTEXT: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True, **RING},
+        FULL | OFFLOAD,
+    ),
+    "cp4 x fsdp2, ring": (8, "gpt, AdamW", {CONTEXT: 4, SHARD: 2, **RING}, ACCUMULATE_2),
     # All others of experts are test_moe.py's, which the gate leaves out.
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
 }
@@ -279,6 +293,7 @@ _IN_GATE = {
     "cp2 x dp2",
     "cp2 x fsdp2",
     "cp2 x tp2, everything",
+    "cp4, ring",
     "dp2 x fsdp2",
     "fsdp2 x tp2, everything",
     "pp2 x fsdp2, Interleaved1F1B",

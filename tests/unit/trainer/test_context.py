@@ -10,6 +10,7 @@ import torch
 
 from disttrain_api.mesh import Mesh
 from disttrain_trainer.metrics.report import THROUGHPUT
+from disttrain_trainer.parallel.context.ring import Ring
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.mesh import World
 from tests.unit.trainer.context_code import of_parts
@@ -17,6 +18,7 @@ from tests.unit.trainer.worlds import run_cases, small, user
 
 TOKENS = {"data": user("double_tokens")}
 CONTEXT = {"contextParallelDegree": 2}
+RING = {**CONTEXT, "contextParallelMethod": "Ring"}
 REFUSED = {
     "no method": (
         small(model=of_parts("partless"), **TOKENS),
@@ -40,6 +42,20 @@ REFUSED = {
         "spec.training.model.config.heads: 3 must be a multiple of `contextParallelDegree`, which is 2",
     ),
 }
+REFUSED_ON_A_RING = {
+    "dropout": (
+        small(model=user("double_gpt", dropout=0.1), **TOKENS),
+        "`parallelism.contextParallelMethod` Ring computes attention without dropout, found 0.1",
+    ),
+    "own kernel": (
+        small(model=of_parts("own_kernel"), **TOKENS),
+        "`parallelism.contextParallelMethod` Ring computes causal attention to all tokens before, and a layer of",
+    ),
+    "lengths of a ring": (
+        small(model=user("double_gpt", sequenceLength=9), data=user("ragged_tokens")),
+        "the sequences of `training.data` are 9 long, which must be a multiple of 4",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +67,18 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(folder, tmp_path_factory):
     cases = {name: [{"training": training, "parallelism": CONTEXT}] for name, (training, _) in REFUSED.items()}
+    cases |= {name: [{"training": one, "parallelism": RING}] for name, (one, _) in REFUSED_ON_A_RING.items()}
     watched = small(steps=1, model=of_parts("watched_gpt", folder=str(folder)), **TOKENS)
     cases["watched"] = [{"training": watched, "parallelism": CONTEXT}]
     return run_cases(tmp_path_factory.mktemp("context"), 2, cases)
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", [*REFUSED, *REFUSED_ON_A_RING])
 def test_what_cannot_be_computed_in_parts_is_refused_by_name(results, case):
     (error,) = results[case]["errors"]
     assert error is not None
     assert error.startswith("InvalidConfiguration: ")
-    assert REFUSED[case][1] in error
+    assert (REFUSED | REFUSED_ON_A_RING)[case][1] in error
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +95,18 @@ def test_each_rank_computes_its_part_of_the_same_sequences(written):
     whole = torch.cat([first, second], 1)
     steps = whole.diff(dim=1) % 16
     assert torch.equal(steps, steps[:, :1].expand_as(steps))
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_each_rank_of_a_ring_attends_to_as_many_tokens(degree):
+    def part(index):
+        ring = Ring.__new__(Ring)
+        ring.index, ring.degree = index, degree
+        return ring.positions(4, torch.device("cpu"))
+
+    parts = [part(index) for index in range(degree)]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(4 * degree))
+    assert len({int((positions + 1).sum()) for positions in parts}) == 1
 
 
 def test_each_rank_draws_its_own_dropout(written):

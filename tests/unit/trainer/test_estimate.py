@@ -37,6 +37,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
     "cp2": ({CONTEXT: 2}, {}),
+    "cp2, ring": ({CONTEXT: 2, "contextParallelMethod": "Ring"}, {}),
     "tp2": ({TENSOR: 2}, {}),
     "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {"activationCheckpointing": "Full"}),
 }

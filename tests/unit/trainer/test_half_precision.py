@@ -9,6 +9,7 @@ from tests.unit.trainer.worlds import run_cases, small, user
 LAYOUTS = {
     "dp": {},
     "fsdp": {"dataParallelShardDegree": 2},
+    "cp": {"contextParallelDegree": 2, "contextParallelMethod": "Ring"},
     "tp": {"tensorParallelDegree": 2, "vocabularyParallel": True},
     "pp": {"pipelineParallelDegree": 2},
     "ep": {"dataParallelShardDegree": 2, "expertParallelDegree": 2},

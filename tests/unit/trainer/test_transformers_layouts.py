@@ -12,6 +12,7 @@ from tests.unit.trainer.layouts import (
     FULL,
     PIPELINE,
     REPLICATE,
+    RING,
     SGD,
     SHARD,
     TENSOR,
@@ -55,6 +56,7 @@ LAYOUTS = {
     "cp2, lora": (2, "lora", {CONTEXT: 2}, FULL),
     "cp2, windows": (2, "qwen2, windows", {CONTEXT: 2}, ACCUMULATE),
     "cp2, granite": (2, "granite", {CONTEXT: 2}, {}),
+    "cp2, ring, granite": (2, "granite", {CONTEXT: 2, **RING}, {}),
     **{f"tp2, sequence, {name}": (2, name, SEQUENCE, {}) for name in ("qwen3", "olmo2", "phi3")},
 }
 if SOAK:
@@ -68,6 +70,8 @@ if SOAK:
         "pp2 x tp2, everything": (4, "llama, tied", {PIPELINE: 2, **EVERYTHING}, FULL),
         "cp2 x fsdp2": (4, "llama", {CONTEXT: 2, SHARD: 2}, ACCUMULATE),
         "cp4": (4, "llama", {CONTEXT: 4}, {}),
+        "cp4, ring": (4, "llama", {CONTEXT: 4, **RING}, ACCUMULATE),
+        "cp2 x tp2, ring": (4, "lora", {CONTEXT: 2, **EVERYTHING, **RING}, FULL),
         "cp2 x tp2, heads of keys shared": (4, "llama", {CONTEXT: 2, TENSOR: 2}, {}),
         "cp2 x tp2": (4, "llama, as many keys", {CONTEXT: 2, **EVERYTHING}, FULL),
         **{f"cp2, {name}": (2, name, {CONTEXT: 2}, {}) for name in ("qwen3", "olmo2", "phi3", "smollm3")},

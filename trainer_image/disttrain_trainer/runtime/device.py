@@ -178,6 +178,13 @@ def in_host_memory(values: Tensor) -> bool:
     return values.device.type == "cpu"
 
 
+def takes_flash_attention(query: Tensor) -> bool:
+    """Whether torch's flash attention for GPUs computes such queries [B, H, T, D'], with keys and values like them."""
+    causal = torch.backends.cuda.SDPAParams(query, query, query, None, 0.0, True, False)
+    # torch's own function widens the heads of others before it calls the kernel.
+    return query.shape[-1] % 8 == 0 and torch.backends.cuda.can_use_flash_attention(causal)
+
+
 def pins_memory(device: torch.device) -> bool:
     """Whether copies between host and device are to use pinned memory: those of a GPU then run beside its work."""
     return device.type == "cuda"

@@ -65,15 +65,23 @@ def attend_in_parts(config: PreTrainedConfig) -> None:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The library's own attention with one of torch's kernels, of whole sequences: [B, H, T, D'] -> [B, T, H, D']."""
+    """The library's own attention with one of torch's kernels, of parts of sequences: [B, H, T, D'] -> [B, T, H, D'].
+
+    attention_mask: of whole sequences; None: causal.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    part: ContextPart = module.context
+    if attention_mask is None:
+        found = part.causal_attention(query, key, value, options.get("dropout", 0.0), options.get("scaling"))
+        return found.transpose(1, 2), None
 
     def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
         found: Tensor = sdpa_attention_forward(grouped, query, key, value, attention_mask, **options)[0]  # type: ignore[arg-type]
         return found.transpose(1, 2)
 
-    return module.context.attend(query, key, value, whole).transpose(1, 2), None
+    return part.attend(query, key, value, whole).transpose(1, 2), None
 
 
 def _window_mask(positions: Tensor, window: int | None) -> Tensor | None:

@@ -1,18 +1,26 @@
 """Makes a model compute parts of sequences."""
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from disttrain_api.parallelism import ContextParallelMethod, Parallelism
 from disttrain_trainer.parallel.context.part import SETTING, Context
+from disttrain_trainer.parallel.context.ring import Ring
 from disttrain_trainer.parallel.context.ulysses import Ulysses
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 
-def compute_parts(module: nn.Module, group: dist.ProcessGroup) -> Context:
+def compute_parts(
+    module: nn.Module, parallelism: Parallelism, group: dist.ProcessGroup, channel: torch.device
+) -> Context:
     """Make the model compute this rank's part of every sequence, and return what says which. Raises
-    InvalidConfiguration where it cannot."""
+    InvalidConfiguration where it cannot.
+
+    channel: device from which tensors are sent to other ranks.
+    """
     use_context, name = offered(module, "use_context"), type(module).__name__
     if use_context is None:
         raise InvalidConfiguration(
@@ -24,6 +32,7 @@ def compute_parts(module: nn.Module, group: dist.ProcessGroup) -> Context:
             f"{SETTING}: the model {name} has experts, and how busy each is is counted in whole sequences: remove one "
             "of the two"
         )
-    context = Ulysses(group)
+    ring = parallelism.context_parallel_method is ContextParallelMethod.RING
+    context = Ring(group, channel) if ring else Ulysses(group)
     use_context(context)
     return context

@@ -11,6 +11,7 @@ from disttrain_trainer.protocols import ContextPart
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 SETTING = "`parallelism.contextParallelDegree`"
+METHOD = "`parallelism.contextParallelMethod`"
 
 
 class Context(ContextPart, ABC):
@@ -29,7 +30,9 @@ class Context(ContextPart, ABC):
     def positions(self, tokens: int, device: torch.device) -> Tensor: ...
 
     @abstractmethod
-    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor: ...
+    def causal_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, scale: float | None = None
+    ) -> Tensor: ...
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor: ...

@@ -29,10 +29,17 @@ class Ulysses(Context):
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         return torch.arange(self.index * tokens, (self.index + 1) * tokens, device=device)
 
-    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
-        return self.attend(
-            query, key, value, partial(functional.scaled_dot_product_attention, dropout_p=dropout, is_causal=True)
+    def causal_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, scale: float | None = None
+    ) -> Tensor:
+        attention = partial(
+            functional.scaled_dot_product_attention,
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
+        return self.attend(query, key, value, attention)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
         heads, of_keys, degree = query.shape[1], key.shape[1], self.degree
