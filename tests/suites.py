@@ -55,7 +55,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_layouts\.py::test_a_job_stopped_in_one_layout": LONG,
     r"trainer/test_json_collectives\.py.*a negative length": "waits ten seconds for a peer",
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[tp2": GLOO,
-    r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[[df].*,": LONG,
+    r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[[cdf].*,": LONG,
     r"trainer/test_local_sgd\.py::test_pods_average_more_often_than_all": MORE_RANKS,
     r"trainer/test_pipedream\.py.*(fewer steps than stages|one step|-[34]\])": MORE_RANKS,
     r"trainer/test_gradient_sums\.py::test_another_number_of_replicas": LONG,

@@ -37,7 +37,7 @@ CHOSEN = {
         "dp2, resnet",
     ],
     "fsdp": ["fsdp2", "fsdp2, AdamW, accumulated", "fsdp2, recomputed", "fsdp2, offloaded", "fsdp2, FP32, 20 steps"],
-    "cp": ["cp2", "cp2, AdamW, accumulated", "cp2, offloaded"],
+    "cp": ["cp2", "cp2, AdamW, accumulated", "cp2, offloaded", "cp2, ring"],
     "tp": ["tp2", "tp2, AdamW, accumulated", "tp2, sequence", "tp2, vocabulary", "tp2, FP32, 20 steps"],
     "pp": [
         "pp2, GPipe",

@@ -8,7 +8,7 @@ from disttrain_trainer.parallel.context.attention_blocks import Block, OnCpu, Pl
 
 SCALE = 0.3
 # Numbers of 8 bits; sums of those are kept in 24.
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
 
 
 def in_two_blocks(kernel, query, key, value, gradient):
