@@ -24,7 +24,8 @@ class StepResult:
     weight: float
     """Samples or tokens of all ranks."""
     own_weight: float
-    gradient_norm: Tensor
+    gradient_norm: Callable[[], Tensor]
+    """Returns the norm, once it is known: ranks that hold parts of the gradient sum it while the next step begins."""
     samples: float
     """Samples of all ranks."""
     rate: float
@@ -61,7 +62,7 @@ class SumOverRanks:
 
     def totals(self, results: Sequence[StepResult]) -> list[tuple[float, float]]:
         losses = self.world.sum_tensor(torch.stack([one.loss for one in results])).tolist()
-        norms = torch.stack([one.gradient_norm for one in results])
+        norms = torch.stack([one.gradient_norm() for one in results])
         # All ranks must find the same.
         mean = self.world.sum_tensor(norms) / self.world.size if self.own_norms else norms
         return list(zip(losses, mean.tolist(), strict=True))

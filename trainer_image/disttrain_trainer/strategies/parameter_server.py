@@ -105,13 +105,14 @@ class Leader(SumOverRanks):
             state.step = complete.step + 1
             state.cursor = state.sampler.advance(state.cursor)
         sent, worker.sent_bytes = worker.sent_bytes, 0
+        norm = self._norm(complete.step, pulled)
         return StepResult(
             step=complete.step + 1,
             # Summed over the worker's ranks.
             loss=torch.tensor(complete.loss / (complete.weight or 1.0), dtype=torch.float64) * worker.world.first,
             weight=complete.weight,
             own_weight=complete.weight,
-            gradient_norm=self._norm(complete.step, pulled),
+            gradient_norm=lambda: norm,
             samples=complete.samples,
             rate=learning_rate(self._around.config.training, complete.step),
             loading_seconds=worker.loading_seconds,

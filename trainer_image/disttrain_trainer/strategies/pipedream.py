@@ -44,18 +44,19 @@ class PipeDream:
         return nullcontext()
 
     def totals(self, results: Sequence[StepResult]) -> list[tuple[float, float]]:
-        return [(float(one.loss), float(one.gradient_norm)) for one in results]
+        return [(float(one.loss), float(one.gradient_norm())) for one in results]
 
     def figures(self, results: Sequence[StepResult]) -> dict[str, float]:
         return dict(self._figures)
 
     def _result(self, global_step: GlobalStep, run: "_Run") -> StepResult:
+        norm = torch.tensor(global_step.gradient_norm, dtype=torch.float64)
         return StepResult(
             step=run.begin + global_step.step + 1,
             loss=torch.tensor(global_step.loss, dtype=torch.float64),
             weight=global_step.weight,
             own_weight=global_step.weight,
-            gradient_norm=torch.tensor(global_step.gradient_norm, dtype=torch.float64),
+            gradient_norm=lambda: norm,
             samples=global_step.samples,
             rate=run.rate(global_step.step),
             loading_seconds=run.loading_seconds,

@@ -108,7 +108,7 @@ class Synchronous(SumOverRanks):
             loss=loss * self.world.counts_outputs,
             weight=weight,
             own_weight=batch.weight,
-            gradient_norm=norm(),
+            gradient_norm=norm,
             samples=samples,
             rate=rate,
             loading_seconds=batch.loading_seconds,
