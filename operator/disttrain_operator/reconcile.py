@@ -8,7 +8,8 @@ pods, until it can be: the known version is out of date. A job about which there
 One of which the API server takes no status, for its size or its values, is left alone longer and longer, with an Event.
 
 Where many jobs of a namespace wait for its quota, one that comes is asked about first, by a pod that is not made: if it
-would be refused, that is in the first status, and neither Service nor Secret is made for it.
+would be refused, that is in the first status, and neither Service nor Secret is made for it. Until its turn comes it is
+looked at when something of it has changed, and not because it was woken (resting.py).
 """
 
 import asyncio
@@ -46,7 +47,8 @@ from disttrain_operator.kube.slots import Slots
 from disttrain_operator.kube.tolerant import MAX_WHY, Unreadable
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
-from disttrain_operator.snapshot import NO_SOURCES, Key, Sources, World, job_collection
+from disttrain_operator.resting import Resting
+from disttrain_operator.snapshot import NO_SOURCES, Basis, Key, Sources, World, job_collection
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class _Decided:
     job: Job
     decision: Decision
     now: datetime
+    basis: Basis | None
 
 
 class StatusRefused(KubeError):  # noqa: N818 - as the others of kube/errors.py
@@ -111,6 +114,7 @@ class Reconciler:
         self._client, self._world, self._executor, self._queue = client, world, executor, queue
         self._active, self._recorder, self._decide, self._now = active, recorder, decide, now
         self._sources, self.refused = sources, refused or Refused()
+        self._resting = Resting(world, self.refused, now)
         self._reading = Slots(1)
         self._reported_refusals: dict[str, int] = {}
         """Uid of a job whose status was refused -> generation of which that was reported."""
@@ -120,25 +124,35 @@ class Reconciler:
         while True:
             key = await self._queue.get()
             try:
-                await self.reconcile(key)
-            except StandingBy as error:
-                logger.info("%s: left to the replica that acts: %s", key, error)
-            except StatusRefused as error:
-                self._leave(key)
-                await self._report_refused(error)
-            except KubeError as error:
-                logger.warning("%s: trying again: %s", key, error)
-                self._queue.retry(key)
-            except Exception as error:
-                logger.exception("%s: left alone for a while after an unexpected error", key)
-                self._leave(key)
-                await self._report_error(key, error)
+                await self._look(key)
+                # A look may wait for nothing. With each the loop turns, while the key counts as one of its namespace's
+                # that are out: so no backlog stands before what others send meanwhile.
+                await asyncio.sleep(0)
             finally:
                 self._queue.done(key)
+
+    async def _look(self, key: Key) -> None:
+        try:
+            await self.reconcile(key)
+        except StandingBy as error:
+            logger.info("%s: left to the replica that acts: %s", key, error)
+        except StatusRefused as error:
+            self._leave(key)
+            await self._report_refused(error)
+        except KubeError as error:
+            logger.warning("%s: trying again: %s", key, error)
+            self._queue.retry(key)
+        except Exception as error:
+            logger.exception("%s: left alone for a while after an unexpected error", key)
+            self._leave(key)
+            await self._report_error(key, error)
 
     async def reconcile(self, key: Key) -> None:
         """Reconcile the job once."""
         if not self._active() or self._world.jobs.is_unreadable(key.uid):
+            return
+        if rest := self._resting.seconds_left(key):
+            self._queue.add(key, min(rest, MAX_REQUEUE_SECONDS))
             return
         reading = await self._read_ahead(key)
         if not self._active():
@@ -169,6 +183,7 @@ class Reconciler:
                 await asyncio.gather(*(post_event(self._client, job, version, event, now) for event in events))
         if complete:
             self._queue.forget(key)
+            self._resting.forget(key.uid)
             self._queue.try_now(self.refused.served(key))
             self._report_pods(job, decision)
         elif refused_now:
@@ -177,6 +192,8 @@ class Reconciler:
             self._queue.add(key, others_first)
         else:
             self._queue.retry(key, at_least=self.refused.again(key, job.generation))
+        if not complete:
+            self._resting.note(job, decision, decided.basis, version)
         if decision.requeue_at is not None:
             delay = (decision.requeue_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_REQUEUE_SECONDS))
@@ -190,6 +207,7 @@ class Reconciler:
             self._queue.drop(key)
             self.refused.forget(key)
             self._reported_refusals.pop(key.uid, None)
+            self._resting.forget(key.uid)
             return None
         job, observed = seen
         if job.unread is not None:
@@ -197,7 +215,7 @@ class Reconciler:
         now = self._now()
         decision = self._decide(job, observed, now)
         self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
-        return _Decided(job, decision, now)
+        return _Decided(job, decision, now, self._world.basis(key.uid))
 
     async def _refused_ahead(self, key: Key, decided: "_Decided") -> bool:
         """Whether the job would be refused its pods now, in a namespace in which many wait. Then it waits with them."""

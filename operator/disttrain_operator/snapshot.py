@@ -118,6 +118,15 @@ class Sources:
 NO_SOURCES = Sources()
 
 
+@dataclass(frozen=True)
+class Basis:
+    """Basis of a decision on a job without pods: while it is equal, the same is decided until `requeue_at`."""
+
+    version: str
+    """resourceVersion of the job."""
+    problems: dict[ChildKey, CreateProblem]
+
+
 @dataclass
 class World:
     """All that this process knows of the cluster, and what it was refused there."""
@@ -207,6 +216,16 @@ class World:
             live=sources.live_of(job.uid),
             pod_event=sources.event_of(job.uid),
         )
+
+    def basis(self, uid: str) -> Basis | None:
+        """What a decision on a job without pods rests on, but the time; None where it is gone, or has or had pods."""
+        raw = self.jobs.get(uid)
+        if raw is None:
+            return None
+        group = children_of(raw["metadata"]["namespace"], uid)
+        if self.pods.group(group) or self.pods.gone(group):
+            return None
+        return Basis(raw["metadata"]["resourceVersion"], self.problems.get(uid, {}))
 
     def job(self, uid: str) -> Job | None:
         """The facts of a job; None where it is gone, or its newest version cannot be read."""

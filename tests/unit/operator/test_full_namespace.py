@@ -2,16 +2,25 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import Decision
+from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.kube.client import Client
+from disttrain_operator.metrics import Metrics
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
-from disttrain_operator.refused import FEW, WOKEN_AT_ONCE, Refused
+from disttrain_operator.refused import FEW, SECONDS_BETWEEN_TRIES, WOKEN_AT_ONCE, WORKERS_IN_A_CROWD, Refused
 from disttrain_operator.snapshot import Key
+from disttrain_operator.wakeups import Wakeups
+from tests.builders import ended
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, Raw, refusal
 from tests.unit.operator.test_reconcile import CHILDREN, JOBS, Shell, a_shell, refuse
@@ -142,12 +151,16 @@ async def test_a_replica_that_takes_over_writes_no_status_of_waiting_jobs(api: F
     assert shell.writes() == ["ASK /pods"]
 
 
-async def test_a_job_that_changes_meanwhile_is_decided_upon_as_it_is_then(api: FakeApi, client: Client) -> None:
+@pytest.mark.parametrize("request_", ["ASK /pods", "POST /events"])
+async def test_a_job_that_changes_meanwhile_is_decided_upon_as_it_is_then(
+    api: FakeApi, client: Client, request_: str
+) -> None:
+    """While it is asked about, and after its status. Red where it then rests as what it was."""
     shell = await a_crowded_shell(api, client)
-    job = shell.job()
 
     def suspend(method: str, path: str, body: Raw | None) -> web.Response | None:
-        if api.requests[-1][0] == "ASK":
+        if shell.writes()[-1] == request_:
+            job = shell.job()
             job["spec"]["suspend"] = True
             api.version += 1
             job["metadata"] |= {"resourceVersion": str(api.version), "generation": 2}
@@ -156,6 +169,7 @@ async def test_a_job_that_changes_meanwhile_is_decided_upon_as_it_is_then(api: F
 
     api.refusals.insert(0, suspend)
     await shell.reconcile()
+    await shell.reconcile()
     assert shell.job()["status"]["phase"] == "Suspended"
     assert api.asked("POST", "/pods") == []
 
@@ -163,15 +177,11 @@ async def test_a_job_that_changes_meanwhile_is_decided_upon_as_it_is_then(api: F
 async def test_a_job_elsewhere_is_served_beside_the_backlog_of_a_namespace(api: FakeApi, client: Client) -> None:
     """It waits for one of their turns. Red where the queue has one group for all namespaces."""
     refused = Refused()
-    queue = Noted(group_of=lambda key: key.namespace, limit=lambda namespace: refused.share(namespace, WORKERS))
+    queue = by_turns(refused)
     shell = await a_shell(api, client, workers=2, queue=queue, refused=refused)
     api.refusals.append(refuse("/namespaces/default/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
-    for number in range(BACKLOG):
-        raw = await api.put(f"{JOBS}/crowd-{number}", spec=shell.job()["spec"])
-        shell.world.jobs.observe(raw)
-        queue.add(Key("default", f"crowd-{number}", raw["metadata"]["uid"]))
-    workers = [asyncio.create_task(shell.reconciler.work()) for _ in range(WORKERS)]
-    try:
+    await crowd(shell, BACKLOG)
+    async with working(shell, WORKERS):
         await eventually(lambda: refused.count > 2 * FEW)
         elsewhere = JOBS.replace("default", "quiet")
         raw = await api.put(f"{elsewhere}/digits", spec=shell.job()["spec"])
@@ -184,9 +194,132 @@ async def test_a_job_elsewhere_is_served_beside_the_backlog_of_a_namespace(api: 
         assert len(waited) <= 1, "more than one turn of the crowd's"
         assert refused.count < BACKLOG / 2, "the backlog was worked off first"
         await eventually(lambda: refused.count == BACKLOG)
+
+
+async def test_jobs_that_wait_cost_no_decision_before_their_turn_whatever_wakes_them(
+    api: FakeApi, client: Client
+) -> None:
+    """Red where they are decided upon at each look, or once more after the write of their status."""
+    now, decided = [100.0], Counter[str]()
+    refused = Refused(clock=lambda: now[0])
+
+    def decide_counted(job: Job, observed: Observed, at: datetime) -> Decision:
+        decided[job.uid] += 1
+        return decide(job, observed, at)
+
+    shell = await a_shell(api, client, workers=1, queue=by_turns(refused), refused=refused, decide=decide_counted)
+    shell.world.listener = Wakeups(shell.queue, refused, Metrics())
+    make_crowded(shell.reconciler, 100)
+    api.refusals.append(refuse("/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
+    keys = await crowd(shell, 30)
+    handed_out = shell.queue.handed_out
+
+    async def look_at_all() -> None:
+        before = len(handed_out)
+        for key in keys:
+            shell.queue.add(key)
+        await eventually(lambda: set(keys) <= set(handed_out[before:]) and not shell.queue.ready)
+
+    async with working(shell, WORKERS):
+        await eventually(lambda: refused.count == 100 + len(keys) and len(api.asked("PUT", "/status")) == len(keys))
+        for _ in range(3):
+            await look_at_all()
+        assert set(decided.values()) == {2}, "before the question, and after it"
+        # All times have passed: one has its turn, and the others get times of their own.
+        now[0] += 3600
+        for turns in (1, 2):
+            await look_at_all()
+            await eventually(lambda turns=turns: decided.total() == 2 * (len(keys) + turns))
+            assert len(api.asked("ASK", "/pods")) == len(keys) + turns
+            now[0] += 2 * SECONDS_BETWEEN_TRIES
+    assert len(api.asked("PUT", "/status")) == len(keys)
+
+
+async def test_a_job_that_waits_for_its_turn_ends_when_its_time_is_over(api: FakeApi, client: Client) -> None:
+    """Red where a job that waits is left alone until its turn."""
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+    shell = await a_shell(api, client, policy={"startingDeadlineSeconds": 60}, now=lambda: now[0])
+    make_crowded(shell.reconciler, 1000)
+    api.refusals.append(refuse("/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods")))
+    for seconds, phase in ((0, "Pending"), (59, "Pending"), (2, "Failed")):
+        now[0] += timedelta(seconds=seconds)
+        await shell.reconcile()
+        assert shell.job()["status"]["phase"] == phase
+    assert shell.running()["reason"] == "QuotaExceeded"
+
+
+async def test_a_job_that_waits_for_its_turn_is_looked_at_when_it_changes(api: FakeApi, client: Client) -> None:
+    """Red where a job that waits is left alone until its turn."""
+    shell = await a_crowded_shell(api, client)
+    await shell.reconcile()
+    shell.world.jobs.observe(await api.put(f"{JOBS}/digits", spec={**shell.job()["spec"], "suspend": True}))
+    await shell.reconcile()
+    assert shell.job()["status"]["phase"] == "Suspended"
+
+
+async def a_refused_shell(api: FakeApi, client: Client, room: int) -> Shell:
+    """Few wait, so a job of three pods was not asked about ahead: that it is refused comes after the decision."""
+    shell = await a_shell(api, client, workers=3, queue=WorkQueue[Key](first_delay=3600, max_delay=3600))
+    make_crowded(shell.reconciler, FEW - 1)
+    full = refuse("/pods", lambda: refusal(403, "Forbidden", "exceeded quota: pods"))
+    api.refusals.append(lambda method, path, body: full(method, path, body) if len(shell.pods()) >= room else None)
+    await shell.reconcile()
+    assert len(shell.pods()) == room
+    await shell.reconcile()
+    return shell
+
+
+async def test_a_job_says_that_it_is_refused_before_it_rests(api: FakeApi, client: Client) -> None:
+    """Red where it rests on a decision that knew nothing of the refusal."""
+    shell = await a_refused_shell(api, client, room=0)
+    assert shell.running()["reason"] == "QuotaExceeded"
+
+
+async def test_a_job_that_has_a_part_of_its_pods_does_not_rest(api: FakeApi, client: Client) -> None:
+    """Red where its pods are not looked at while it waits for the others."""
+    shell = await a_refused_shell(api, client, room=1)
+    path = next(path for path in api.objects if "/pods/" in path)
+    shell.world.pods.observe(await api.put(path, status=ended({**api.objects[path], "status": {}}, 1)["status"]))
+    await shell.reconcile()
+    assert shell.job()["status"]["attempts"][0]["verdict"]
+
+
+async def test_looks_that_ask_nothing_do_not_stand_before_what_happens_elsewhere(api: FakeApi, client: Client) -> None:
+    """Red where a worker goes on to the next key without a turn of the loop."""
+    refused = Refused()
+    queue = by_turns(refused)
+    shell = await a_shell(api, client, queue=queue, refused=refused, managed_by="example.com/another")
+    make_crowded(shell.reconciler, 100)
+    await crowd(shell, BACKLOG)
+    elsewhere = Key("quiet", "digits", "uid")
+    async with working(shell, WORKERS):
+        # What the loop hears of while they look.
+        asyncio.get_running_loop().call_soon(queue.add, elsewhere)
+        await eventually(lambda: elsewhere in queue.handed_out)
+        assert queue.handed_out.index(elsewhere) <= WORKERS_IN_A_CROWD
+        await eventually(lambda: len(queue.handed_out) > BACKLOG)
+
+
+async def crowd(shell: Shell, number: int) -> list[Key]:
+    """So many jobs in the same namespace, which wait for a look."""
+    keys = []
+    for each in range(number):
+        raw = await shell.api.put(f"{JOBS}/crowd-{each}", spec=shell.job()["spec"])
+        shell.world.jobs.observe(raw)
+        keys.append(Key("default", f"crowd-{each}", raw["metadata"]["uid"]))
+        shell.queue.add(keys[-1])
+    return keys
+
+
+@asynccontextmanager
+async def working(shell: Shell, workers: int) -> AsyncIterator[None]:
+    """So many workers look at what is due."""
+    tasks = [asyncio.create_task(shell.reconciler.work()) for _ in range(workers)]
+    try:
+        yield
     finally:
-        for worker in workers:
-            worker.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 class Noted(WorkQueue[Key]):
@@ -200,6 +333,11 @@ class Noted(WorkQueue[Key]):
         key = await super().get()
         self.handed_out.append(key)
         return key
+
+
+def by_turns(refused: Refused) -> Noted:
+    """The queue of the operator's process."""
+    return Noted(group_of=lambda key: key.namespace, limit=lambda namespace: refused.share(namespace, WORKERS))
 
 
 async def work_off(shell: Shell) -> None:
