@@ -52,7 +52,8 @@ _TIMES = ("deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp"
 _OWN_LABELS = (Label.ROLE, Label.INDEX, Label.ATTEMPT)
 _LABELS = (*_OWN_LABELS, QUEUE_NAME_LABEL, MANAGED_LABEL)
 _CONDITION = ("type", "status", "reason", "lastTransitionTime")
-_WITH_MESSAGE = ("DisruptionTarget", "PodScheduled", TERMINATION_TARGET)
+_DISRUPTIONS = ("DisruptionTarget", TERMINATION_TARGET)
+_WITH_MESSAGE = (*_DISRUPTIONS, "PodScheduled")
 """Conditions whose message is read."""
 _WAITING = ("reason", "message")
 _TERMINATED = ("exitCode", "signal", "reason", "finishedAt")
@@ -91,7 +92,7 @@ def keep_pod(raw: Raw) -> Raw:
         ),
         "reserved": FACTS_BYTES + 2 * len(orjson.dumps(seen)),
     }
-    return _bounded(kept)
+    return _bounded(kept | ({"ends": True} if _ends(metadata, status, seen) else {}))
 
 
 def read_pod(kept: Raw) -> Raw:
@@ -107,6 +108,16 @@ def read_pod(kept: Raw) -> Raw:
 def keep_service(raw: Raw) -> Raw:
     """Return the names of a Service: that it exists is all that is asked of it."""
     return _bounded({"metadata": _metadata(raw["metadata"])})
+
+
+def _ends(metadata: Raw, status: Raw, kept: Raw) -> bool:
+    """Whether the pod, or a container of it, has ended or is about to: its job cannot wait. `kept`: of the status."""
+    if metadata.get("deletionTimestamp") or status.get("phase") in ("Failed", "Succeeded"):
+        return True
+    if any("terminated" in entry["state"] for entry in kept.get("containerStatuses", ())):
+        return True
+    conditions = kept.get("conditions", ())
+    return any(entry.get("type") in _DISRUPTIONS and entry.get("status") == "True" for entry in conditions)
 
 
 def _bounded(kept: Raw) -> Raw:

@@ -9,7 +9,8 @@ Three ways to come later:
 - `add(key, delay)`: at the earliest of all delays asked for; a plain `add` is "now".
 - `retry(key)`: after a failure; the delay doubles with each one until `forget(key)`, and is never less than asked for.
   A plain `add` still means now: something changed, so it is worth trying.
-- `hold(key, seconds)`: not before, whatever is added. For keys that cost more than they may.
+- `hold(key, seconds)`: not before, whatever is added. For keys that cost more than they may. What is urgent may come
+  before, and after it a rest of its own: so no stream of urgent news takes all the time.
 """
 
 import asyncio
@@ -48,7 +49,11 @@ class WorkQueue(Generic[Key]):
         self._again: set[Key] = set()
         self._due: dict[Key, float] = {}
         self._timers: list[tuple[float, int, Key]] = []
-        self._held: dict[Key, float] = {}
+        self._held: dict[Key, tuple[float, float]] = {}
+        """Until when nothing usual comes, and nothing urgent."""
+        self._urgent: set[Key] = set()
+        self._hurried: set[Key] = set()
+        """Keys that are taken, and were urgent."""
         self._failures: dict[Key, int] = {}
         self._numbers = itertools.count()
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -67,10 +72,12 @@ class WorkQueue(Generic[Key]):
         """Whether a worker would get a key now."""
         return self._ready.ready
 
-    def add(self, key: Key, delay: float = 0.0) -> None:
-        """Have the key looked at, `delay` seconds from now at the latest."""
+    def add(self, key: Key, delay: float = 0.0, *, urgent: bool = False) -> None:
+        """Have the key looked at, `delay` seconds from now at the latest. `urgent`: also while it rests."""
         now = _now()
-        at = max(now + delay, self._held.get(key, 0.0))
+        if urgent:
+            self._urgent.add(key)
+        at = max(now + delay, self._held.get(key, (0.0, 0.0))[key in self._urgent])
         if at > now:
             self._add_at(key, at)
         elif key in self._taken:
@@ -106,10 +113,17 @@ class WorkQueue(Generic[Key]):
         """The key will not come again: nothing of it is remembered."""
         for memory in (self._failures, self._held, self._due):
             memory.pop(key, None)
+        self._urgent.discard(key)
 
-    def hold(self, key: Key, seconds: float) -> None:
-        """The key is not handed out in the next `seconds`."""
-        self._held[key] = _now() + seconds
+    def hold(self, key: Key, seconds: float, *, urgent_seconds: float | None = None) -> None:
+        """The key, which the caller has, is not handed out in the next `seconds`.
+
+        `urgent_seconds`: what is urgent waits for so long if the key was urgent this time, too, and else for nothing.
+        None: as long as all else.
+        """
+        now = _now()
+        urgent = seconds if urgent_seconds is None else urgent_seconds if key in self._hurried else 0.0
+        self._held[key] = now + seconds, now + urgent
 
     async def get(self) -> Key:
         """The next key; the caller holds it until `done`."""
@@ -126,13 +140,17 @@ class WorkQueue(Generic[Key]):
         key = self._ready.pop()
         self._queued.discard(key)
         self._taken.add(key)
+        if key in self._urgent:
+            self._urgent.discard(key)
+            self._hurried.add(key)
         return key
 
     def done(self, key: Key) -> None:
         """The caller no longer holds the key."""
         self._taken.discard(key)
+        self._hurried.discard(key)
         self._ready.done(self._group_of(key))
-        if self._held.get(key, 0.0) <= _now():
+        if self._held.get(key, (0.0, 0.0))[0] <= _now():
             self._held.pop(key, None)
         if key in self._again:
             self._again.discard(key)

@@ -14,11 +14,13 @@ looked at when something of it has changed, and not because it was woken (restin
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Protocol
 
 from disttrain_api.bounds import cut
@@ -52,8 +54,10 @@ from disttrain_operator.snapshot import NO_SOURCES, Basis, Key, Sources, World, 
 
 logger = logging.getLogger(__name__)
 
-# A job of thousands of pods is reconciled less often than its pods change: it gets a fifth of the time at most.
+# A job of thousands of pods is reconciled less often than its pods change: it gets a fifth of the time at most, and
+# where nothing came of it a tenth. The end of a pod waits for no rest.
 REST_PER_SECOND_OF_WORK = 4.0
+REST_AFTER_NO_NEWS = 9.0
 MAX_REST_SECONDS = 5.0
 # Clocks step; requeue_at is a time of the wall clock, the queue's are not.
 MAX_REQUEUE_SECONDS = 300.0
@@ -84,6 +88,12 @@ class _Decided:
     decision: Decision
     now: datetime
     basis: Basis | None
+
+    @cached_property
+    def news(self) -> JobStatus | None:
+        """The status, if it means something else than the job's."""
+        status = self.decision.status
+        return None if status is None or same_meaning(status, self.job.status) else status
 
 
 class StatusRefused(KubeError):  # noqa: N818 - as the others of kube/errors.py
@@ -167,8 +177,8 @@ class Reconciler:
         job, decision, now = decided.job, decided.decision, decided.now
 
         version = None
-        if decision.status is not None and not same_meaning(decision.status, job.status):
-            version = await self._write_status(job, decision.status)
+        if decided.news is not None:
+            version = await self._write_status(job, decided.news)
             if version is None:
                 await self._read_again(key)
                 return
@@ -214,8 +224,18 @@ class Reconciler:
             logger.warning("%s: left alone: %s", key, job.unread)
         now = self._now()
         decision = self._decide(job, observed, now)
-        self._queue.hold(key, min((time.perf_counter() - began) * REST_PER_SECOND_OF_WORK, MAX_REST_SECONDS))
-        return _Decided(job, decision, now, self._world.basis(key.uid))
+        decided = _Decided(job, decision, now, self._world.basis(key.uid))
+        self._rest(key, time.perf_counter() - began, decided)
+        return decided
+
+    def _rest(self, key: Key, seconds: float, decided: "_Decided") -> None:
+        """Let the key rest after a look that took so many seconds."""
+        least = rest = seconds * REST_PER_SECOND_OF_WORK
+        if decided.news is None and not decided.decision.actions:
+            due = decided.decision.requeue_at
+            until = math.inf if due is None else (due - decided.now).total_seconds()
+            rest = min(seconds * REST_AFTER_NO_NEWS, max(least, until))
+        self._queue.hold(key, min(rest, MAX_REST_SECONDS), urgent_seconds=min(least, MAX_REST_SECONDS))
 
     async def _refused_ahead(self, key: Key, decided: "_Decided") -> bool:
         """Whether the job would be refused its pods now, in a namespace in which many wait. Then it waits with them."""

@@ -96,8 +96,9 @@ class Listener:
     def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
         """A job is there, is another version, or is gone."""
 
-    def enqueue(self, key: Key) -> None:
-        """Something of what a decision on this job rests on has changed."""
+    def enqueue(self, key: Key, *, urgent: bool = False) -> None:
+        """Something of what a decision on this job rests on has changed. `urgent`: a pod of it has ended, or is gone
+        or about to end."""
 
     def pod_gone(self, namespace: str) -> None:
         """A pod of a job is gone: what it took of a quota is free."""
@@ -156,14 +157,18 @@ class World:
         self.listener.job_changed(_key(raw), raw, gone=self.jobs.get(uid) is None)
 
     def _child_changed(self, group: str, raw: Raw) -> None:
-        owner = self.owner(group)
-        if owner is not None:
-            self.listener.enqueue(owner)
+        self._wake_owner(group)
 
     def _pod_changed(self, group: str, raw: Raw) -> None:
-        self._child_changed(group, raw)
-        if self.pods.get(raw["metadata"]["uid"]) is None:
+        gone = self.pods.get(raw["metadata"]["uid"]) is None
+        self._wake_owner(group, urgent=gone or "ends" in raw)
+        if gone:
             self.listener.pod_gone(raw["metadata"]["namespace"])
+
+    def _wake_owner(self, group: str, *, urgent: bool = False) -> None:
+        owner = self.owner(group)
+        if owner is not None:
+            self.listener.enqueue(owner, urgent=urgent)
 
     def wake(self, uid: str) -> None:
         """Have the job of this uid looked at, if it is known."""

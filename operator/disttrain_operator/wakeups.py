@@ -26,9 +26,9 @@ class Wakeups(Listener):
             self.history.job_changed(key, raw, gone=gone)
         self.queue.add(key)
 
-    def enqueue(self, key: Key) -> None:
+    def enqueue(self, key: Key, *, urgent: bool = False) -> None:
         """Queue the job."""
-        self.queue.add(key)
+        self.queue.add(key, urgent=urgent)
 
     def pod_gone(self, namespace: str) -> None:
         """Jobs of this namespace that were refused pods may try again."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -83,3 +84,96 @@ async def test_a_cancelled_worker_takes_no_wake_up_with_it() -> None:
     queue.add("a")
     first.cancel()
     assert await asyncio.wait_for(second, GENEROUS) == "a"
+
+
+def take(loop: ClockedLoop, queue: WorkQueue[str], *, rests: float, urgent: float) -> None:
+    """Work on the key that is ready, after which it rests."""
+
+    async def work() -> None:
+        key = await queue.get()
+        queue.hold(key, rests, urgent_seconds=urgent)
+        queue.done(key)
+
+    assert queue.ready
+    loop.run_until_complete(work())
+
+
+def test_what_is_urgent_comes_while_a_key_rests(loop: ClockedLoop) -> None:
+    queue = WorkQueue[str]()
+    loop.call(queue.add, "a")
+    take(loop, queue, rests=9, urgent=4)
+    loop.call(queue.add, "a")
+    loop.pass_time(1)
+    assert not queue.ready
+    loop.call(partial(queue.add, "a", urgent=True))
+    take(loop, queue, rests=9, urgent=4)
+    loop.pass_time(20)
+    assert not queue.ready, "it was looked at after all that was added"
+
+
+def test_what_is_urgent_again_waits_for_a_rest_of_its_own(loop: ClockedLoop) -> None:
+    """Red where each of thousands of ends has the key looked at."""
+    queue = WorkQueue[str]()
+    loop.call(queue.add, "a")
+    take(loop, queue, rests=9, urgent=4)
+    for _ in range(3):
+        loop.call(partial(queue.add, "a", urgent=True))
+        take(loop, queue, rests=9, urgent=4)
+        # Whatever else is added meanwhile, before or after.
+        loop.call(queue.add, "a", 3)
+        loop.call(partial(queue.add, "a", urgent=True))
+        loop.call(queue.add, "a")
+        loop.pass_time(3.5)
+        assert not queue.ready
+        loop.pass_time(0.5)
+        take(loop, queue, rests=9, urgent=4)
+        loop.call(queue.add, "a")
+        loop.pass_time(8.5)
+        assert not queue.ready
+        loop.pass_time(0.5)
+        take(loop, queue, rests=9, urgent=4)
+
+
+@pytest.mark.parametrize("rests", [4, 9])
+def test_a_stream_of_urgent_news_has_a_key_looked_at_once_in_each_rest(loop: ClockedLoop, rests: float) -> None:
+    """Red where what is urgent after the usual rest does not count as urgent."""
+    queue, taken = WorkQueue[str](), 0
+    for _ in range(40):
+        loop.call(partial(queue.add, "a", urgent=True))
+        if queue.ready:
+            take(loop, queue, rests=rests, urgent=4)
+            taken += 1
+        loop.pass_time(1)
+    assert taken == 10
+
+
+def test_what_is_urgent_while_a_worker_has_the_key_comes_next(loop: ClockedLoop) -> None:
+    queue = WorkQueue[str]()
+
+    async def work() -> None:
+        key = await queue.get()
+        queue.add(key, urgent=True)
+        queue.hold(key, 9, urgent_seconds=4)
+        queue.add(key, urgent=True)
+        queue.done(key)
+
+    loop.call(queue.add, "a")
+    loop.run_until_complete(work())
+    take(loop, queue, rests=9, urgent=4)
+
+
+def test_nothing_is_urgent_enough_for_a_key_that_is_left_alone(loop: ClockedLoop) -> None:
+    queue = WorkQueue[str]()
+
+    async def work() -> None:
+        key = await queue.get()
+        queue.hold(key, 5)
+        queue.done(key)
+
+    loop.call(queue.add, "a")
+    loop.run_until_complete(work())
+    loop.call(partial(queue.add, "a", urgent=True))
+    loop.pass_time(4.5)
+    assert not queue.ready
+    loop.pass_time(0.5)
+    assert queue.ready

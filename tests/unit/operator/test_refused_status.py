@@ -110,7 +110,7 @@ class ImpatientQueue(WorkQueue[Key]):
         self.left: list[float] = []
         self._asked = 0.0
 
-    def hold(self, key: Key, seconds: float) -> None:
+    def hold(self, key: Key, seconds: float, *, urgent_seconds: float | None = None) -> None:
         self._asked = seconds
         super().hold(key, 0.0)
 

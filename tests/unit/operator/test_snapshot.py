@@ -7,7 +7,7 @@ import pytest
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.observed import Job, Observed
 from disttrain_operator.snapshot import LEFT_OUT, Key, Listener, World, children_of
-from tests.builders import NOW, UID, a_job, a_raw_job, a_raw_pod, ended, merge
+from tests.builders import NOW, UID, a_job, a_raw_job, a_raw_pod, ended, merge, running, waiting
 
 
 def seen(world: World, raw: dict[str, Any], version: str) -> Job:
@@ -67,8 +67,8 @@ class Listens(Listener):
     def job_changed(self, key: Key, raw: dict[str, Any], *, gone: bool) -> None:
         self.calls.append(f"{key} {'is gone' if gone else 'changed'}")
 
-    def enqueue(self, key: Key) -> None:
-        self.calls.append(f"look at {key}")
+    def enqueue(self, key: Key, *, urgent: bool = False) -> None:
+        self.calls.append(f"look at {key}{' at once' if urgent else ''}")
 
     def pod_gone(self, namespace: str) -> None:
         self.calls.append(f"pod gone of {namespace}")
@@ -120,7 +120,41 @@ def test_a_listener_is_called_for_a_job_and_for_what_it_controls() -> None:
     world.wake("unknown")
     world.jobs.apply("DELETED", merge(a_raw_job(), {"metadata": {"resourceVersion": "5"}}))
     look, job = "look at default/digits", "default/digits"
-    assert listens.calls == [f"{job} changed", look, look, "pod gone of default", look, f"{job} is gone"]
+    assert listens.calls == [f"{job} changed", look, f"{look} at once", "pod gone of default", look, f"{job} is gone"]
+
+
+A_POD = a_raw_pod(a_job())
+DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}
+READY = {"type": "Ready", "status": "True"}
+OWN = running(A_POD)["status"]["containerStatuses"]
+BESIDE = {"name": "beside", "state": {"terminated": {"exitCode": 1}}}
+URGENT = {
+    "a new pod": (A_POD, False),
+    "it has a node": (merge(A_POD, {"spec": {"nodeName": "a"}}), False),
+    "it waits": (waiting(A_POD, "ImagePullBackOff"), False),
+    "it runs": (merge(running(A_POD), {"status": {"conditions": [READY]}}), False),
+    "it is not ready": (merge(running(A_POD), {"status": {"conditions": [READY | {"status": "False"}]}}), False),
+    "it has succeeded": (ended(A_POD, 0), True),
+    "it has failed": (ended(A_POD, 1), True),
+    "its trainer has ended, and it has not": (merge(ended(A_POD, 1), {"status": {"phase": "Running"}}), True),
+    "a further container has failed": (
+        merge(A_POD, {"status": {"phase": "Running", "containerStatuses": [*OWN, BESIDE]}}),
+        True,
+    ),
+    "it was rejected": (merge(A_POD, {"status": {"phase": "Failed", "reason": "OutOfcpu"}}), True),
+    "it is to make room": (merge(running(A_POD), {"status": DISRUPTED}), True),
+    "it is being deleted": (merge(running(A_POD), {"metadata": {"deletionTimestamp": "2026-01-01T12:00:00Z"}}), True),
+}
+
+
+@pytest.mark.parametrize(("pod", "urgent"), URGENT.values(), ids=URGENT)
+def test_the_end_of_a_pod_is_urgent(pod: dict[str, Any], urgent: bool) -> None:
+    """What else changes of thousands of pods may wait until the job has rested."""
+    listens = Listens()
+    world = a_world(listens)
+    listens.calls.clear()
+    world.pods.apply("ADDED", merge(pod, {"metadata": {"resourceVersion": "3"}}))
+    assert listens.calls == ["look at default/digits at once" if urgent else "look at default/digits"]
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
