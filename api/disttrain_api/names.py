@@ -43,6 +43,8 @@ STACKS_SIGNAL = 40
 """Real-time signal on which a rank of the trainer writes the stacks of its threads. Linux only."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_GRACE_SECONDS = 60
+REPLACEMENT_SECONDS = 600
+"""So long may a pod take to be made again alone where the others wait for it (`restartStrategy: InPlace`)."""
 
 # Where a pod finds what the operator gives it.
 CONFIG_DIR = "/etc/disttrain"
@@ -126,6 +128,7 @@ class Env:
     RESTARTS_IN_PLACE = "DISTTRAIN_RESTARTS_IN_PLACE"  # P; most without a new checkpoint; with restartStrategy InPlace
     RESTART_BACKOFF_SECONDS = "DISTTRAIN_RESTART_BACKOFF_SECONDS"  # P; with RESTARTS_IN_PLACE
     GANG_PORT = "DISTTRAIN_GANG_PORT"  # P; of worker 0's agent, for the others; with RESTARTS_IN_PLACE and several pods
+    REPLACEMENT = "DISTTRAIN_REPLACEMENT"  # P; of one in place of a lost pod: restarts of the job before; as above
     GENERATION = "DISTTRAIN_GENERATION"  # R; how often the ranks of the attempt have started before; as above
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any

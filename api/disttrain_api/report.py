@@ -22,6 +22,7 @@ MAX_ERROR_NAME = 120
 MAX_PLACE = 200
 MAX_SENTENCE = 500
 MAX_RANKS_PER_POD = 256
+MAX_AWAITED = 64
 MAX_STACKS_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_AGENT_ANSWER_BYTES = 1024 * 1024
 """The largest answer that is read from an agent: 4 KiB for each of 256 ranks."""
@@ -219,6 +220,8 @@ class AgentStatus(_Report):
     refused: Annotated[dict[str, int], Field(max_length=16)] = {}
     """Requests and connections that were refused, by the reason."""
     restarts_in_place: Annotated[RestartsInPlace | None, _OrNone] = None
+    awaited: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=MAX_AWAITED)] = []
+    """Workers whose pods worker 0's agent has lost amid a restart in place, and waits for; the first of them."""
 
 
 def decode_agent_status(data: bytes) -> AgentStatus | None:

@@ -258,7 +258,8 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
         return None
     reports = [rank.report for rank in status.ranks if rank.report is not None and rank.report.total_steps]
     first = min(reports, key=lambda report: report.rank, default=None)
-    return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place)
+    awaited = frozenset(status.awaited)
+    return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
 
 
 def _over_http(session: aiohttp.ClientSession) -> Ask:

@@ -210,7 +210,8 @@ class _Round:
         plan = self._plans.get(action.attempt)
         if plan is None:
             plan = self._plans[action.attempt] = GangPlan(self._job, action.attempt, self._site, action.avoid)
-        problem = await self._create(plan.pod(action.role, action.index, gated=action.gated), self._world.pods)
+        manifest = plan.pod(action.role, action.index, gated=action.gated, replacement=action.replacement)
+        problem = await self._create(manifest, self._world.pods)
         if problem is not None and problem.reason not in _OF_ONE_NAME:
             self._refused.add(action.role)
 

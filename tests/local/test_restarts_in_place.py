@@ -67,8 +67,10 @@ def is_held(run: Run) -> bool:
     return f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
 
 
-def ends_as_undisturbed(workplace: Workplace, run: Run, released: Path, pods: int = 1) -> tuple[Run, dict[str, Any]]:
-    """Let the run go on, which restarts once in place, and assert that its steps are those of a run that does not;
+def ends_as_undisturbed(
+    workplace: Workplace, run: Run, released: Path, pods: int = 1, restarts: int = 0
+) -> tuple[Run, dict[str, Any]]:
+    """Let the run go on, whose ranks restart once in place, and assert that its steps are those of a run that does not;
     return that run, and the attempt."""
     released.touch()
     assert run.wait() == 0, run.stderr
@@ -80,7 +82,7 @@ def ends_as_undisturbed(workplace: Workplace, run: Run, released: Path, pods: in
     resumed = 2 * INTERVAL + 1
     assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
     status = run.status
-    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, restarts)
     (attempt,) = status["attempts"]
     assert attempt["restartsInPlace"] == 1
     return other, attempt
@@ -140,17 +142,44 @@ def is_next_life(run: Run, former: list[psutil.Process], agents: list[int]) -> b
     return False
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_gang_is_recreated_where_an_agent_dies_and_the_curve_is_that_of_a_run_without_that(
-    workplace: Workplace, victim: int
+def agent_of(rank: psutil.Process) -> psutil.Process:
+    agent = rank.parent()
+    assert agent is not None
+    assert agent.name() == "agent"
+    return agent
+
+
+def test_a_pod_that_is_lost_is_recreated_alone_and_the_curve_is_that_of_a_run_without_that(
+    workplace: Workplace,
 ) -> None:
     released = workplace.folder / "released"
     run = workplace.start(job(workplace, released, pods=2))
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
-    agent = ranks_of(run)[victim].parent()
-    assert agent is not None
-    assert agent.name() == "agent"
-    agent.kill()
+    first, second = former = ranks_of(run)
+    kept, lost = agent_of(first), agent_of(second)
+    lost.kill()
+    run.until(lambda: len(set(ranks_of(run)) - set(former)) == 2, "both ranks have started again")
+    now = [agent_of(rank) for rank in ranks_of(run)]
+    assert now[0] == kept
+    assert now[1] != lost
+    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, restarts=1)
+    (replaced,) = attempt["replacements"]
+    assert replaced["pod"].endswith("-worker-1-a1")
+    assert (replaced["reason"], replaced["checkpointStep"]) == ("RankFailed", 2 * INTERVAL)
+    assert attempt["lastRestartInPlace"].startswith("rank 1 (pod ")
+    assert attempt["lastRestartInPlace"].endswith("was lost with its former pod")
+    assert "[agent] restart 1 in place: rank 1 was lost with its pod" in run.log(0, attempt=1)
+    assert "it alone is recreated, and the ranks of all pods wait for it" in run.stderr
+    assert not run.left()
+
+
+def test_the_gang_is_recreated_where_worker_0s_agent_dies_and_the_curve_is_that_of_a_run_without_that(
+    workplace: Workplace,
+) -> None:
+    released = workplace.folder / "released"
+    run = workplace.start(job(workplace, released, pods=2))
+    run.until(lambda: is_held(run), "it waits behind its second checkpoint")
+    agent_of(ranks_of(run)[0]).kill()
     run.until(lambda: f"resuming after step {2 * INTERVAL} " in run.log(0, attempt=2), "the next attempt resumes")
     released.touch()
     assert run.wait() == 0, run.stderr

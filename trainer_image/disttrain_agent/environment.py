@@ -40,6 +40,8 @@ class PodEnvironment:
     """Pods of the job."""
     gang_port: int | None = None
     """Where worker 0's agent takes the connections of the others; None: nowhere."""
+    replacement: int = 0
+    """Which replacement of a lost pod this one is, by a number that grows; 0: none."""
 
     @property
     def agent_token(self) -> str | None:
@@ -141,6 +143,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironmen
         restarts_in_place=_limits(variables),
         workers=world_size // ranks_here,
         gang_port=_integer(variables, Env.GANG_PORT, minimum=1, default=0) or None,
+        replacement=_integer(variables, Env.REPLACEMENT, minimum=1, default=0),
     )
 
 

@@ -6,7 +6,7 @@ from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.resolve import OWN_NAME_SECONDS
 from disttrain_agent.verdict import RankEnd, first_cause
-from disttrain_api.names import PERMANENT
+from disttrain_api.names import PERMANENT, REPLACEMENT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Timing:
     """Between two looks for what ranks have left behind."""
     gang: float = 60.0
     """After the first failure of a gang: until then all pods must have ended their ranks, or none starts again."""
+    replacement: float = 1.5 * REPLACEMENT_SECONDS
+    """After the first failure of a gang: until then lost pods must have replacements, or no rank starts again. The
+    operator gives up before, unless it is away."""
 
     def kill_after(self, grace: float) -> float:
         """Return when ranks that were asked to end are killed, counted from the begin of the pod's grace period."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from disttrain_agent.checkpoint_request import request_checkpoint
 from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.reports import Reports
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import AgentStatus, RankStatus, RestartsInPlace
+from disttrain_api.report import MAX_AWAITED, AgentStatus, RankStatus, RestartsInPlace
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
@@ -57,8 +57,10 @@ class Look:
         processes: Ranks,
         reports: Reports,
         restarts: Callable[[], RestartsInPlace | None] = lambda: None,
+        awaited: Callable[[], Set[int]] = frozenset,
     ) -> None:
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
+        self._awaited = awaited
         self._asking = asyncio.Lock()
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
@@ -70,6 +72,7 @@ class Look:
             ranks=ranks,
             refused=dict(refused),
             restarts_in_place=self._restarts(),
+            awaited=sorted(self._awaited())[:MAX_AWAITED],
         )
 
     def log(self, rank: int, lines: int) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Whether ranks start again in their pods after a failure, or the pods end and the operator judges them. Pure."""
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disttrain_api.backoff import backoff_seconds
 from disttrain_api.names import PERMANENT, ExitCode, exit_reason
@@ -75,8 +75,7 @@ def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
     """Return what follows from a failure in a pod that nobody has asked to stop."""
     if (why := hopeless(failure)) is not None:
         return Leave(why)
-    if failure.checkpoint is not None and (record.checkpoint is None or failure.checkpoint > record.checkpoint):
-        record = Record(record.restarts, checkpoint=failure.checkpoint)
+    record = _renewed(record, failure.checkpoint)
     signature = failure.cause.signature
     if signature is not None and signature.repeats(record.signature):
         return Leave(f"{signature.error} came again, and no step was done in between", repeated=True)
@@ -85,6 +84,19 @@ def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
     count = record.since_checkpoint + 1
     next_record = Record(record.restarts + 1, count, record.checkpoint, signature or record.signature)
     return Restart(backoff_seconds(count, limits.backoff_seconds), next_record)
+
+
+def after_loss(checkpoint: int | None, record: Record) -> Restart:
+    """Return what follows where a lost pod has a replacement. The operator has counted it, and made its pause."""
+    record = _renewed(record, checkpoint)
+    return Restart(0, replace(record, restarts=record.restarts + 1))
+
+
+def _renewed(record: Record, checkpoint: int | None) -> Record:
+    """The record, without what was before a newer checkpoint."""
+    if checkpoint is None or (record.checkpoint is not None and checkpoint <= record.checkpoint):
+        return record
+    return Record(record.restarts, checkpoint=checkpoint)
 
 
 def hopeless(failure: Failure) -> str | None:

@@ -26,7 +26,7 @@ from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, hopeless
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
-from disttrain_api.names import ExitCode, exit_reason
+from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 
 
@@ -65,10 +65,13 @@ class Supervisor:
             return self._not_started()
         listener = None
         try:
+            self._gang = join_gang(self._pod, self._timing, self._changed.set, log)
+            if not await self._ordered_to_start():
+                return self._not_ordered()
             self._reports.prepare()
-            self._gang = join_gang(self._pod, self._timing.collect, self._timing.gang, self._changed.set, log)
             self._start_ranks(self._start)
-            listener = listen(self._pod, Look(self._pod, self._processes, self._reports, lambda: self._restarts), log)
+            look = Look(self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited)
+            listener = listen(self._pod, look, log)
             while True:
                 await self._until_all_have_ended()
                 self._processes.reap()
@@ -85,6 +88,25 @@ class Supervisor:
                 self._gang.close()
             if self._zygote is not None:
                 self._zygote.close()
+
+    def _awaited(self) -> frozenset[int]:
+        """Workers that all ranks wait for."""
+        return self._gang.awaited if self._gang is not None else frozenset()
+
+    async def _ordered_to_start(self) -> bool:
+        """Return whether the first ranks may start: those of a replacement start with the others' next ones."""
+        gang = self._gang
+        if not self._pod.replacement:
+            return True
+        if gang is None:
+            return False
+        log(f"replacement {self._pod.replacement} of a lost pod: its ranks start when all others do")
+        until = self._loop.time() + self._timing.replacement
+        while self._in_gang and gang.generation == 0:
+            if self._loop.time() >= until:
+                gang.leave("worker 0's agent has not ordered a start in time")
+            await self._until_gang_changed(gang, self._timing.report)
+        return self._in_gang
 
     def _start_ranks(self, start: Start) -> None:
         """Raises OSError where they cannot be started."""
@@ -123,7 +145,9 @@ class Supervisor:
             if (decided := gang.restarts) is not None and decided != self._restarts:
                 # Now, not when they start: there may be a pause.
                 pause = f" after {decided.pause_seconds:g} s" if decided.pause_seconds else ""
-                log(f"restart {decided.count} in place{pause}: rank {decided.failure.rank} failed")
+                lost = decided.failure.reason == Reason.POD_LOST
+                what = "was lost with its pod" if lost else "failed"
+                log(f"restart {decided.count} in place{pause}: rank {decided.failure.rank} {what}")
                 self._restarts = decided
                 self._reports.begin_again()
                 self._message.write(self._reports.progress(), None, self._restarts)
@@ -153,9 +177,11 @@ class Supervisor:
         return self._gang is not None and self._gang.left is None and self._stop_at is None
 
     def _leave_where_hopeless(self, gang: Gang, failure: PodFailure) -> None:
-        """Tell the gang at once of a failure that ends the pod, unless it follows from another pod's."""
+        """Tell the gang at once of a failure that ends the pod, unless it follows from another pod's. Ranks also stop
+        because those of a pod that departs have asked all to: the leader knows."""
         why = hopeless(Failure(failure.cause, out_of_memory=failure.out_of_memory))
-        if why is not None and not failure.signaled:
+        obeyed = failure.cause.exit_code == ExitCode.STOPPED
+        if why is not None and not failure.signaled and not obeyed:
             gang.leave(why)
 
     async def _address_known(self) -> bool:
@@ -241,7 +267,7 @@ class Supervisor:
         log(f"{signal.Signals(number).name}: stopping")
         self._stop_at = self._loop.time()
         if self._gang is not None:
-            self._gang.leave(f"{signal.Signals(number).name} to the pod")
+            self._gang.depart(f"{signal.Signals(number).name} to the pod")
         self._changed.set()
 
     def _is_done(self, rank: int) -> bool:
@@ -296,6 +322,16 @@ class Supervisor:
         message = f"{self._pod.master_address} has no address: {why}"
         self._report_failure(_own_failure(self._pod.ranks.start, code, message))
         return code
+
+    def _not_ordered(self) -> int:
+        """The exit code of a replacement whose ranks were never to start."""
+        if self._stop_at is not None:
+            return ExitCode.STOPPED
+        left = self._gang.left if self._gang is not None else None
+        why = left.why if left is not None else "it has no token of its job, or no port for its gang"
+        log(f"no rank starts in this pod: {why}")
+        self._report_failure(_own_failure(self._pod.ranks.start, ExitCode.PEER_LOST, why))
+        return ExitCode.PEER_LOST
 
     def _cannot_start(self, error: OSError) -> int:
         what = f" {error.filename}" if error.filename else ""

@@ -206,7 +206,7 @@ class LocalRun:
         plan = GangPlan(job, action.attempt, self._sites[action.attempt])
         name = plan.pod(action.role, action.index)["metadata"]["name"]
         site = replace(self._sites[action.attempt], scratch_dir=str(self.folder.scratch(name)))
-        manifest = GangPlan(job, action.attempt, site).pod(action.role, action.index)
+        manifest = GangPlan(job, action.attempt, site).pod(action.role, action.index, replacement=action.replacement)
         self._report_left_out()
         process = launch(
             manifest,

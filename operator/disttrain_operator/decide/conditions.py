@@ -9,7 +9,7 @@ from disttrain_api.errors import LayoutError
 from disttrain_api.names import Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import Condition, ConditionType, JobStatus, Phase, ReplicaStatus
-from disttrain_operator.decide.attempt_history import ended_by
+from disttrain_operator.decide.attempt_history import ended_by, ran
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.gang import Gang
@@ -106,7 +106,8 @@ def _of_others(status: JobStatus) -> list[Condition]:
 def _restarting(transition: Transition) -> tuple[str, str]:
     if transition.state is not State.RESTARTING:
         return Reason.NOT_RESTARTING, "the job is not restarting"
-    verdict = ended_by(transition.status)
+    # A job that waits for one pod restarts, too, within an attempt.
+    verdict = None if ran(transition.status) else ended_by(transition.status)
     return (Reason.GANG_RESTARTED, verdict.message) if verdict else (transition.reason, transition.message)
 
 

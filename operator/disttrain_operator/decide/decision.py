@@ -33,6 +33,9 @@ class CreatePod:
     """Nodes that it should not run on where there are others."""
     gated: bool = False
     """No node takes it until it is released."""
+    replacement: int = 0
+    """Of a pod that takes the place of a lost one while the others wait: a number above those of the former pods of
+    this name. 0: it takes no such place."""
 
 
 @dataclass(frozen=True)

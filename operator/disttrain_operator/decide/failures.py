@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
+from disttrain_api.names import Role
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import Replacement
 from disttrain_operator.decide.attempt_history import ran
@@ -14,6 +15,7 @@ from disttrain_operator.decide.failure_policy import MatchedAction, gang_action,
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
+from disttrain_operator.decide.replaceable import replaceable
 from disttrain_operator.plan.identity import pod_name
 
 # A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
@@ -25,6 +27,7 @@ PEER_SECONDS = 90
 # A pod that is made again alone has lost what it held; peers notice when it is back, at the latest when torch gives up.
 MISSED_SECONDS = 1800
 
+_ALONE = MatchedAction(FailureAction.RESTART_POD)
 _OF_ONE_POD = frozenset({FailureAction.RESTART_POD, FailureAction.IGNORE})
 
 
@@ -42,9 +45,15 @@ class Failures:
         causes = [
             self._explained(cause_of(pod)) for pod in (*self.gang.failed, *self._stuck_terminating(), *self._lost())
         ]
+        known = {cause.pod.uid for cause in causes}
         if causes and all(cause.symptom for cause in causes):
-            causes += [node_is_lost(pod) for pod in self.gang.pods if pod.cut_off]
-        return tuple((cause, match_failure_policy(self.gang.spec.run_policy, cause)) for cause in causes)
+            silent = [pod for pod in self.gang.pods if pod.cut_off]
+        else:
+            silent = [pod for pod in self._awaited() if pod.cut_off and pod.uid not in known]
+        causes += map(node_is_lost, silent)
+        found = [(cause, match_failure_policy(self.gang.spec.run_policy, cause)) for cause in causes]
+        alone = replaceable(self.gang, found)
+        return tuple((cause, _ALONE if cause.pod.name in alone else matched) for cause, matched in found)
 
     @cached_property
     def ignored(self) -> frozenset[Identity]:
@@ -104,6 +113,12 @@ class Failures:
         if again is not None and again.runs_since is not None:
             since = max(since, again.runs_since)
         return end < since + timedelta(seconds=MISSED_SECONDS)
+
+    def _awaited(self) -> Iterator[PodFacts]:
+        """Pods that the others have lost and wait for. Kubernetes takes minutes to say so of one on a dead node."""
+        live = self.gang.observed.live
+        if live is not None and live.attempt == self.gang.attempt:
+            yield from (pod for pod in self.gang.pods if pod.role is Role.WORKER and pod.index in live.awaited)
 
     def _stuck_terminating(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""

@@ -73,14 +73,16 @@ def create_missing(gang: Gang) -> tuple[Action, ...]:
     return create(gang, gang.missing)
 
 
-def create(gang: Gang, members: Iterable[Identity]) -> tuple[Action, ...]:
-    """Creations of these members, whose names are free, and of what they need."""
+def create(gang: Gang, members: Iterable[Identity], replacement: int = 0) -> tuple[Action, ...]:
+    """Creations of these members, whose names are free, and of what they need. `replacement`: as of CreatePod."""
     taken = {(pod.role, pod.index) for pod in gang.replaced}
     why = f"attempt {gang.attempt} needs it"
     avoid = tuple(gang.status.attempts[-1].avoided_nodes)
     # A pod that is made again alone joins a gang that has its room: the cluster's scheduler sees to it.
     gated = gang.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.GATE and not ran(gang.status)
     pods = tuple(
-        CreatePod(role, index, gang.attempt, why, avoid, gated) for role, index in members if (role, index) not in taken
+        CreatePod(role, index, gang.attempt, why, avoid, gated, replacement)
+        for role, index in members
+        if (role, index) not in taken
     )
     return (CreateSupport(gang.attempt, why), *pods) if pods else ()

@@ -74,16 +74,11 @@ def hang_of(gang: Gang) -> Verdict | None:
     live = gang.observed.live
     if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.status):
         return None
-    incomplete = gang.missing or gang.succeeded or not all(_undisturbed(pod) for pod in gang.pods)
+    incomplete = gang.missing or gang.succeeded or not all(pod.undisturbed for pod in gang.pods)
     if incomplete or not exceeds(live.stall, gang.spec):
         return None
     pod = next((pod for pod in gang.pods if pod.uid == live.pod_uid), None)
     return None if pod is None else _verdict(pod, live.stall, gang.spec.run_policy)
-
-
-def _undisturbed(pod: PodFacts) -> bool:
-    disturbed = pod.deleting or pod.cut_off or pod.disruption is not None or pod.exit is not None
-    return pod.program_started and not disturbed
 
 
 def _verdict(pod: PodFacts, stall: Stall, policy: RunPolicy) -> Verdict:

@@ -179,6 +179,12 @@ class PodFacts:
         return self.child.signal if self.child is not None else None
 
     @property
+    def undisturbed(self) -> bool:
+        """Its program runs, and nothing is about to end it or to hide how it is."""
+        disturbed = self.deleting or self.cut_off or self.disruption is not None or self.exit is not None or self.gone
+        return self.program_started and not disturbed
+
+    @property
     def program_succeeded(self) -> bool:
         return self.exit is not None and self.exit.code == 0
 
@@ -248,6 +254,8 @@ class Live:
     """None: its ranks get on, or do something else than to train, or it is not known where they are."""
     restarts_in_place: RestartsInPlace | None = None
     """How often the agent has started its ranks again. None: never."""
+    awaited: frozenset[int] = frozenset()
+    """Workers whose pods it has lost, and whose replacements all ranks wait for."""
     taken_request: str | None = None
     """The last request for a checkpoint that it has taken. None: none that is known."""
 

@@ -58,9 +58,10 @@ class GangPlan:
     def _servers(self) -> RolePlan:
         return RolePlan(self._job, self._spec, Role.PS, self._attempt, self._site, self._avoid)
 
-    def pod(self, role: Role, index: int, *, gated: bool = False) -> Manifest:
+    def pod(self, role: Role, index: int, *, gated: bool = False, replacement: int = 0) -> Manifest:
         """Manifest of one pod of the gang."""
-        return (self._servers if role is Role.PS else self._workers).pod(index, gated=gated)
+        of_role = self._servers if role is Role.PS else self._workers
+        return of_role.pod(index, gated=gated, replacement=replacement)
 
 
 def pod(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> Manifest:

@@ -86,11 +86,16 @@ class RolePlan:
             self._environment.append(entry)
         self._environment += trainer.get("env") or []
 
-    def pod(self, index: int, *, gated: bool = False) -> Manifest:
-        """Manifest of the pod with this index in its role. `gated`: no node takes it until the gate lets it go."""
+    def pod(self, index: int, *, gated: bool = False, replacement: int = 0) -> Manifest:
+        """Manifest of the pod with this index in its role.
+
+        `gated`: no node takes it until the gate lets it go. `replacement`: as of CreatePod.
+        """
         job = self._job
         name = pod_name(job.name, job.uid, self._role, index, self._attempt)
         environment = pod_environment(job, self._spec, self._role, index, self._site)
+        if replacement:
+            environment[Env.REPLACEMENT] = str(replacement)
         own = [{"name": key, "value": value} for key, value in environment.items()]
         trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
         if reads_progress(self._spec, self._role, index):

@@ -14,14 +14,14 @@ from disttrain_agent.restart import Limits
 from disttrain_api.names import ExitCode
 from disttrain_api.report import MAX_ERROR_NAME, MAX_PLACE, FailureSignature, RankFailure
 
-WINDOW, PATIENCE = 1.0, 60.0
+WINDOW, PATIENCE, LONGEST = 1.0, 60.0, 900.0
 TYPO = FailureSignature(error="NameError", place="/app/model.py:12", step=4, steps_done=4)
 
 
 def a_leader(workers: int = 3, restarts: int = 3, backoff: int = 10) -> Leader:
     """A leader whose members have all joined."""
-    leader = Leader(workers, Limits(restarts, backoff), WINDOW, PATIENCE)
-    assert all(leader.joins(worker, 0) for worker in range(1, workers))
+    leader = Leader(workers, Limits(restarts, backoff), WINDOW, PATIENCE, LONGEST)
+    assert all(leader.joins(worker, 0, 0.0) for worker in range(1, workers))
     return leader
 
 
@@ -135,17 +135,139 @@ def test_an_agent_that_is_lost_may_come_back_while_all_train_and_not_amid_a_rest
     leader = a_leader()
     leader.lost(2)
     assert leader.left is None
-    assert leader.joins(2, 0)
+    assert leader.joins(2, 0, 0.0)
     leader.failed(1, 0, 0.0)
-    assert not leader.joins(2, 0)
+    assert not leader.joins(2, 0, 0.0)
     leader.lost(2)
+    assert leader.awaited == {2}
+    assert not leader.joins(2, 0, 0.0)
+    leader.leave("for a reason")
+    assert not leader.joins(2, 0, 0.0, replacement=1)
+
+
+def lost_pod(leader: Leader, worker: int = 2, now: float = 0.0) -> None:
+    """A pod is lost, and the others have noticed and ended their ranks."""
+    leader.lost(worker)
+    for other in {0, 1, 2} - {worker}:
+        leader.ended(other, leader.generation, exited(ExitCode.PEER_LOST, other), now)
+
+
+def test_the_next_generation_waits_for_another_pod_in_place_of_a_lost_one_and_starts_with_it() -> None:
+    leader = Leader(3, Limits(0, 10), WINDOW, PATIENCE, LONGEST, ranks_per_pod=4)
+    assert all(leader.joins(worker, 0, 0.0) for worker in (1, 2))
+    lost_pod(leader)
+    leader.tick(PATIENCE + 1)
+    assert (leader.left, leader.awaited, leader.due) == (None, {2}, LONGEST)
+    assert orders(leader) == [(Kind.STOP, 0)]
+    assert leader.joins(2, 0, 300.0, replacement=1)
+    leader.tick(300.0)
+    assert (orders(leader), leader.generation, leader.awaited) == ([(Kind.START, 1)], 1, frozenset())
+    assert leader.restart is not None, "although no restart of ranks is left: the operator counts this one"
+    assert (leader.restart.count, leader.restart.pause_seconds) == (1, 0)
+    assert (leader.restart.cause.rank, leader.restart.cause.reason) == (8, "PodLost")
+
+
+def test_a_lost_pod_that_has_no_replacement_in_time_ends_the_wait_of_all() -> None:
+    leader = a_leader()
+    lost_pod(leader, now=5.0)
+    leader.tick(5.0 + LONGEST - 0.1)
+    assert leader.left is None
+    leader.tick(5.0 + LONGEST)
     assert leader.left is not None
-    assert not leader.joins(2, 0)
+    assert leader.left.why == "no other pod of worker 2 has joined in time"
 
 
-def test_a_failure_while_an_agent_is_away_restarts_nothing() -> None:
-    leader = Leader(3, Limits(3, 0), WINDOW, PATIENCE)
-    assert leader.joins(1, 0)
+def test_a_replacement_is_the_first_sign_of_a_loss_that_no_rank_has_noticed() -> None:
+    leader = a_leader()
+    assert leader.joins(2, 0, 100.0, replacement=3)
+    leader.tick(100.0 + WINDOW)
+    assert (orders(leader), leader.must_stop) == ([(Kind.STOP, 0)], True)
+    for worker in (0, 1):
+        leader.ended(worker, 0, killed(worker, signaled=True), 103.0)
+    leader.tick(103.0)
+    assert orders(leader) == [(Kind.START, 1)]
+
+
+def test_a_pod_that_another_one_has_replaced_takes_no_part_whenever_it_comes() -> None:
+    leader = a_leader()
+    lost_pod(leader)
+    assert leader.joins(2, 0, 1.0, replacement=2)
+    for former in (0, 1):
+        assert not leader.joins(2, 0, 2.0, replacement=former)
+        assert leader.is_former(2, former)
+    leader.lost(2)
+    assert not leader.joins(2, 0, 3.0, replacement=1), "nor while another one is awaited"
+    assert not leader.joins(2, 0, 3.0, replacement=2), "one that was ordered nothing does not come again"
+    assert leader.joins(2, 0, 4.0, replacement=5)
+    leader.tick(4.0)
+    assert leader.generation == 1
+    for former in (0, 1, 2):
+        assert not leader.joins(2, former, 5.0, replacement=former)
+    assert leader.joins(2, 1, 5.0, replacement=5), "after a short loss of its connection"
+    assert not leader.is_former(2, 5)
+    leader.tick(1000.0)
+    assert (leader.generation, leader.due, leader.left) == (1, None, None)
+
+
+def test_a_replacement_that_is_lost_before_all_start_is_awaited_again() -> None:
+    leader = a_leader()
+    lost_pod(leader)
+    assert leader.joins(2, 0, 1.0, replacement=1)
+    leader.lost(2)
+    leader.tick(2.0)
+    assert (leader.generation, leader.awaited, leader.due) == (0, {2}, LONGEST)
+
+
+@pytest.mark.parametrize("end", [exited(ExitCode.STOPPED, 1), killed(1, signaled=True), exited(ExitCode.PEER_LOST)])
+def test_a_pod_that_departs_may_have_all_save_a_checkpoint_and_is_replaced(end: PodFailure) -> None:
+    leader = a_leader()
+    leader.departs(2)
+    leader.tick(500.0)
+    assert (leader.due, leader.must_stop) == (None, False), "nobody is stopped for it"
+    for worker in (0, 1):
+        leader.ended(worker, 0, end, 500.0)
+    leader.ended(2, 0, exited(ExitCode.STOPPED, 2), 500.0)
+    leader.tick(501.0)
+    assert (leader.left, leader.awaited) == (None, {2})
+    assert leader.joins(2, 0, 510.0, replacement=1)
+    leader.tick(510.0)
+    assert leader.generation == 1
+
+
+def test_a_rank_that_was_asked_to_stop_in_no_departing_pod_ends_all_pods() -> None:
+    leader = a_leader()
+    all_end(leader, *(exited(ExitCode.STOPPED, worker) for worker in range(3)))
+    assert leader.left is not None
+    assert leader.left.why == "Stopped is not for this pod to repair"
+
+
+@pytest.mark.parametrize("end", [exited(ExitCode.INVALID_CONFIGURATION), exited(ExitCode.DISK_FULL)])
+def test_no_replacement_repairs_what_failed_in_another_pod(end: PodFailure) -> None:
+    leader = a_leader()
+    leader.lost(2)
+    leader.ended(0, 0, exited(ExitCode.PEER_LOST, 0), 0.0)
+    leader.ended(1, 0, end, 0.0)
+    assert leader.joins(2, 0, 1.0, replacement=1)
+    assert leader.left is not None
+
+
+def test_lost_pods_use_up_no_restart_of_ranks() -> None:
+    leader = a_leader(restarts=1, backoff=0)
+    for number in (1, 2, 3):
+        lost_pod(leader)
+        assert leader.joins(2, 0, 0.0, replacement=number)
+        leader.tick(0.0)
+        assert leader.generation == number
+    all_end(leader, killed(0), killed(1), killed(2))
+    leader.tick(0.0)
+    assert (leader.generation, leader.left) == (4, None)
+    all_end(leader, killed(0), killed(1), killed(2))
+    assert leader.left is not None
+
+
+def test_a_failure_before_all_agents_have_ever_joined_restarts_nothing() -> None:
+    leader = Leader(3, Limits(3, 0), WINDOW, PATIENCE, LONGEST)
+    assert leader.joins(1, 0, 0.0)
     leader.failed(1, 0, 0.0)
     assert leader.left is not None
     assert leader.left.why == "the agent of worker 2 is not connected"
@@ -175,9 +297,9 @@ def test_an_agent_of_another_life_takes_no_part() -> None:
     leader = a_leader(backoff=0)
     all_end(leader, killed(), killed(), killed())
     leader.tick(0.0)
-    assert not leader.joins(1, 0)
-    assert not leader.joins(1, 2)
-    assert leader.joins(1, 1)
+    assert not leader.joins(1, 0, 1.0)
+    assert not leader.joins(1, 2, 1.0)
+    assert leader.joins(1, 1, 1.0)
 
 
 def test_a_member_without_a_connection_ends_as_without_the_setting() -> None:
@@ -213,6 +335,40 @@ def test_a_member_starts_its_ranks_only_when_it_is_ordered_to_after_they_have_en
     assert (member.generation, member.must_stop, member.left) == (1, False, None)
 
 
+def test_a_replacement_starts_its_ranks_when_it_is_ordered_to_in_whatever_generation() -> None:
+    member = Member(replacement=4)
+    member.connected()
+    assert [(order.kind, order.replacement) for order in member.orders] == [(Kind.JOINS, 4)]
+    assert member.generation == 0
+    member.receive(Message(kind=Kind.START, generation=7))
+    assert (member.generation, member.left) == (7, None)
+    for late in (Message(kind=Kind.START, generation=8), Message(kind=Kind.STOP, generation=0), leaves(0, "late")):
+        member.receive(late)
+    assert (member.generation, member.must_stop, member.left) == (7, False, None)
+    member.lost()
+    assert member.left is None, "its ranks train"
+
+
+def test_a_replacement_that_waits_ends_with_its_connection_and_with_the_gang() -> None:
+    for end in (Member.lost, lambda member: member.receive(leaves(3, "for a reason"))):
+        member = Member(replacement=1)
+        member.connected()
+        end(member)
+        member.receive(Message(kind=Kind.START, generation=1))
+        assert member.left is not None
+        assert member.generation == 0
+
+
+def test_a_member_departs_alone() -> None:
+    member = Member()
+    member.connected()
+    member.orders.clear()
+    member.depart("SIGTERM to the pod")
+    member.ended(exited(ExitCode.STOPPED))
+    assert [order.kind for order in member.orders] == [Kind.DEPARTS]
+    assert member.left is not None
+
+
 @pytest.mark.parametrize("character", ["x", "\x01", "\U0001f600", '"'])
 def test_a_failure_with_the_longest_texts_is_one_line_that_is_heard(character: str) -> None:
     text = character * 10_000
@@ -234,29 +390,33 @@ ENDS = st.sampled_from([killed(0), killed(2, signaled=True), exited(ExitCode.PEE
 
 
 class Network(RuleBasedStateMachine):
-    """Pods whose messages come late, never, again or in another order, and whose connections and ranks end at will."""
+    """Pods whose messages come late, never, again or in another order, whose connections and ranks end at will, and
+    that are lost and replaced. What is sent over the connection of a former pod reaches no other one."""
 
     @initialize(workers=st.integers(2, 4))
     def begin(self, workers: int) -> None:
         self.now = 0.0
-        self.leader = Leader(workers, Limits(4, 1), WINDOW, PATIENCE)
+        self.leader = Leader(workers, Limits(4, 1), WINDOW, PATIENCE, LONGEST)
         self.members = {worker: Member() for worker in range(1, workers)}
         self.ranks: list[int | None] = [0] * workers
         """The generation of each pod's ranks; None: they have ended."""
-        self.up: list[tuple[int, Message]] = []
-        self.down: list[tuple[int, Message]] = []
+        self.lives = dict.fromkeys(self.members, 0)
+        self.up: list[tuple[int, int, Message]] = []
+        self.down: list[tuple[int, int, Message]] = []
+        self.joined = dict.fromkeys(self.members, 0)
+        """The life of each pod that the leader has a connection to."""
         for worker, member in self.members.items():
             member.connected()
-            assert self.leader.joins(worker, 0)
+            assert self.leader.joins(worker, 0, self.now)
         self.settle()
 
     def settle(self) -> None:
         """What agents do at once: they send their orders, and start ranks."""
         for order in self.leader.orders:
-            self.down += [(worker, order) for worker in self.members]
+            self.down += [(worker, life, order) for worker, life in self.joined.items()]
         self.leader.orders.clear()
         for worker, member in self.members.items():
-            self.up += [(worker, order) for order in member.orders]
+            self.up += [(worker, self.lives[worker], order) for order in member.orders]
             member.orders.clear()
         for worker, agent in enumerate([self.leader, *self.members.values()]):
             if self.ranks[worker] is None and agent.generation > self.started[worker]:
@@ -295,52 +455,87 @@ class Network(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     @rule(data=st.data(), last=st.booleans())
     def the_leader_hears(self, data: st.DataObject, last: bool) -> None:
-        worker, message = self.up[-1] if last else data.draw(st.sampled_from(self.up))
+        self.hear(*(self.up[-1] if last else data.draw(st.sampled_from(self.up))))
+        self.settle()
+
+    def hear(self, worker: int, life: int, message: Message) -> None:
         if message.kind is Kind.JOINS:
-            self.leader.joins(worker, message.generation)
+            if self.leader.joins(worker, message.generation, self.now, message.replacement):
+                self.joined[worker] = life
+        elif life != self.joined[worker]:
+            return
+        elif message.kind is Kind.DEPARTS:
+            self.leader.departs(worker)
         elif message.kind is Kind.FAILED:
             self.leader.failed(worker, message.generation, self.now)
         elif message.failure is not None:
             self.leader.ended(worker, message.generation, message.failure, self.now)
         elif message.generation == self.leader.generation:
             self.leader.leave(message.why)
-        self.settle()
 
     @rule(end=ENDS)
-    def all_goes_well(self, end: PodFailure) -> None:
-        """A whole restart, of those that still take part."""
+    def all_goes_well(self, end: PodFailure, but: int | None = None) -> None:
+        """A whole restart, of those that still take part. but: the ranks of this worker go on."""
         for worker in range(len(self.ranks)):
-            if self.ranks[worker] is not None:
+            if self.ranks[worker] is not None and worker != but:
                 self.ranks[worker] = None
                 if worker:
                     self.members[worker].ended(end)
                 else:
                     self.leader.ended(0, self.leader.generation, end, self.now)
         self.settle()
-        for worker, message in self.up[-2 * len(self.ranks) :]:
+        for worker, life, message in self.up[-2 * len(self.ranks) :]:
             if message.failure is not None:
-                self.leader.ended(worker, message.generation, message.failure, self.now)
+                self.hear(worker, life, message)
         self.time_passes(10.0)
         self.all_members_hear_the_last_order()
 
+    @rule(data=st.data(), noticed=st.booleans(), end=ENDS, hears=st.booleans())
+    def a_pod_is_lost_and_replaced(self, data: st.DataObject, noticed: bool, end: PodFailure, hears: bool) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.members)))
+        if noticed:
+            self.leader.lost(worker)
+        self.ranks[worker], self.started[worker] = None, 0
+        self.lives[worker] += 1
+        self.members[worker] = Member(self.lives[worker])
+        self.members[worker].connected()
+        self.settle()
+        if hears:
+            self.hear(*self.up[-1])
+            self.all_goes_well(end)
+
+    @rule(data=st.data(), end=ENDS)
+    def a_pod_is_cut_off(self, data: st.DataObject, end: PodFailure) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.members)))
+        self.leader.lost(worker)
+        self.all_goes_well(end, but=worker)
+
+    @rule(data=st.data())
+    def a_pod_departs(self, data: st.DataObject) -> None:
+        self.members[data.draw(st.sampled_from(sorted(self.members)))].depart("SIGTERM")
+        self.settle()
+
     @rule()
     def the_leader_hears_all_in_order(self) -> None:
-        for worker, message in list(self.up):
+        for worker, life, message in list(self.up):
             if message.failure is not None:
-                self.leader.ended(worker, message.generation, message.failure, self.now)
+                self.hear(worker, life, message)
         self.settle()
 
     @precondition(lambda self: self.down)
     @rule(data=st.data())
     def a_member_hears(self, data: st.DataObject) -> None:
-        worker, message = data.draw(st.sampled_from(self.down))
-        self.members[worker].receive(message)
+        self.receive(*data.draw(st.sampled_from(self.down)))
         self.settle()
+
+    def receive(self, worker: int, life: int, message: Message) -> None:
+        if life == self.lives[worker]:
+            self.members[worker].receive(message)
 
     @rule()
     def all_members_hear_the_last_order(self) -> None:
-        for worker, message in self.down[-len(self.members) :]:
-            self.members[worker].receive(message)
+        for worker, life, message in self.down[-len(self.members) :]:
+            self.receive(worker, life, message)
         self.settle()
 
     @rule(data=st.data(), here=st.booleans(), there=st.booleans(), again=st.booleans())
@@ -374,7 +569,7 @@ class Network(RuleBasedStateMachine):
         leader = self.leader
         if leader.left is None and leader._failed_at is not None and leader._start_at is None:
             assert leader.due is not None
-            assert leader.due <= leader._failed_at + PATIENCE
+            assert leader.due <= leader._failed_at + (LONGEST if leader.awaited else PATIENCE)
 
 
 TestNetwork = Network.TestCase

@@ -32,7 +32,7 @@ class Port:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.leader = Leader(WORKERS, Limits(3, 0), 1.0, 60.0)
+        self.leader = Leader(WORKERS, Limits(3, 0), 1.0, 60.0, 900.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
         self.agent = LeadingAgent(self.leader, lambda: None, self.log.append, KEY, WORKERS, listener, lambda: NOW)

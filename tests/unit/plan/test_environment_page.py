@@ -10,7 +10,7 @@ import pytest
 from disttrain_agent.environment import read_environment
 from disttrain_api import manifest
 from disttrain_api.names import GANG_PORT, HOST_PORTS, Env, Role
-from disttrain_operator.plan.desired import Site, pod
+from disttrain_operator.plan.desired import GangPlan, Site, pod
 from tests.builders import a_claim_template, a_job
 from tools.cluster.paths import REPOSITORY
 
@@ -38,8 +38,9 @@ def page(heading: str) -> list[str]:
     return list(found)
 
 
-def environment(role: Role = Role.WORKER, **spec: Any) -> dict[str, str]:
-    (container, *_) = pod(a_job(**spec), role, 0, 1, SITE)["spec"]["containers"]
+def environment(role: Role = Role.WORKER, *, replacement: int = 0, **spec: Any) -> dict[str, str]:
+    planned = GangPlan(a_job(**spec), 1, SITE).pod(role, 0, replacement=replacement)
+    (container, *_) = planned["spec"]["containers"]
     return {entry["name"]: entry.get("value", "from the node") for entry in container["env"]}
 
 
@@ -80,7 +81,7 @@ def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     asked = {"storage": a_claim_template(), "workers": {"replicas": 2}, "runPolicy": IN_PLACE}
     layout = {"parallelism": {"dataParallelShardDegree": 2}}
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
-    found |= environment(**LOGGED).keys()
+    found |= environment(**LOGGED).keys() | environment(**asked, replacement=3).keys()
     always = environment(**OWN).keys()
     assert found - always == set(page("Where the job asks for it"))
 
@@ -114,6 +115,12 @@ def test_pods_that_restart_their_ranks_together_know_where_worker_0s_agent_leads
     assert len({entry["hostPort"] for entry in first["ports"]}) == 3, "each has a port of its own"
     for others in (ranks(1, 2) | {"runPolicy": IN_PLACE}, ranks(2, 1)):
         assert Env.GANG_PORT not in environment(**others)
+
+
+def test_a_pod_in_place_of_a_lost_one_knows_which_it_is_and_no_other_pod_has_the_variable() -> None:
+    asked = {"workers": {"replicas": 2}, "runPolicy": IN_PLACE}
+    assert environment(**asked, replacement=3)[Env.REPLACEMENT] == "3"
+    assert Env.REPLACEMENT not in environment(**asked)
 
 
 def test_the_page_names_every_variable_of_the_contract_and_the_values_that_are_constant() -> None:

@@ -21,12 +21,14 @@ class FollowingAgent:
     """Worker 0's agent reports them."""
     due: float | None = None
     """Nothing is due here: each wait ends with its connection."""
+    awaited: frozenset[int] = frozenset()
+    """Worker 0's agent knows."""
 
     def __init__(
         self, changed: Callable[[], None], log: Callable[[str], None], key: bytes, worker: int, workers: int, host: str,
-        port: int,
+        port: int, replacement: int = 0,
     ) -> None:  # fmt: skip
-        self._member, self._changed, self._log = Member(), changed, log
+        self._member, self._changed, self._log = Member(replacement), changed, log
         self._key, self._worker, self._workers, self._host, self._port = key, worker, workers, host, port
         self._channel: Channel | None = None
         self._tries = 0
@@ -55,6 +57,11 @@ class FollowingAgent:
     def ended(self, failure: PodFailure, ago: float) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""
         self._member.ended(failure, ago)
+        self._pass_on()
+
+    def depart(self, why: str) -> None:
+        """This pod ends, and another one may take its place."""
+        self._member.depart(why)
         self._pass_on()
 
     def leave(self, why: str) -> None:

@@ -8,6 +8,7 @@ from disttrain_agent.gang.follow import FollowingAgent
 from disttrain_agent.gang.lead import LeadingAgent
 from disttrain_agent.gang.leader import Leader, Left
 from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.life import Timing
 from disttrain_agent.listen import open_port
 from disttrain_api.report import RestartsInPlace
 
@@ -35,20 +36,25 @@ class Gang(Protocol):
     def restarts(self) -> RestartsInPlace | None:
         """What worker 0's agent reports of restarts."""
 
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Workers that all ranks wait for, as far as this pod knows: their pods are lost."""
+
     def tick(self) -> None: ...
     def failed(self, ago: float) -> None: ...
     def ended(self, failure: PodFailure, ago: float) -> None: ...
+    def depart(self, why: str) -> None: ...
     def leave(self, why: str) -> None: ...
     def close(self) -> None: ...
 
 
 def join_gang(
-    pod: PodEnvironment, window: float, patience: float, changed: Callable[[], None], log: Callable[[str], None]
+    pod: PodEnvironment, timing: Timing, changed: Callable[[], None], log: Callable[[str], None]
 ) -> Gang | None:
-    """Return the gang of a pod; None where its ranks do not start again. window, patience: as of Leader."""
+    """Return the gang of a pod; None where its ranks do not start again."""
     if pod.restarts_in_place is None:
         return None
-    leader = Leader(pod.workers, pod.restarts_in_place, window, patience)
+    leader = Leader(pod.workers, pod.restarts_in_place, timing.collect, timing.gang, timing.replacement, pod.ranks_here)
     if pod.workers == 1:
         return LeadingAgent(leader, changed, log)
     key, port = pod.gang_key, pod.gang_port
@@ -57,7 +63,7 @@ def join_gang(
         return None
     if not pod.is_master:
         host = pod.master_address.strip("[]")
-        return FollowingAgent(changed, log, key, pod.node_rank, pod.workers, host, port)
+        return FollowingAgent(changed, log, key, pod.node_rank, pod.workers, host, port, pod.replacement)
     try:
         listener = open_port(port, loopback=pod.on_loopback)
     except (OSError, OverflowError) as error:

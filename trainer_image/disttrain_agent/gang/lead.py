@@ -41,6 +41,7 @@ class LeadingAgent:
         self._server: asyncio.Server | None = None
         self._failed = -1, ""
         """The generation of the last failure, and when its first rank failed."""
+        self._awaited: frozenset[int] = frozenset()
         self.refused = 0
         """Connections that were no agent's of this attempt."""
         self.restarts: RestartsInPlace | None = None
@@ -64,6 +65,10 @@ class LeadingAgent:
     def due(self) -> float | None:
         return self._leader.due
 
+    @property
+    def awaited(self) -> frozenset[int]:
+        return self._leader.awaited
+
     def tick(self) -> None:
         """Do what is due."""
         self._leader.tick(self._loop.time())
@@ -78,6 +83,10 @@ class LeadingAgent:
         """Nothing is left of this pod's ranks and of what they have started."""
         self._leader.ended(0, self.generation, failure, self._loop.time())
         self._pass_on(ago)
+
+    def depart(self, why: str) -> None:
+        """This pod ends, and no other one can lead in its place."""
+        self.leave(why)
 
     def leave(self, why: str) -> None:
         """No rank starts again."""
@@ -106,6 +115,9 @@ class LeadingAgent:
             self.restarts = RestartsInPlace(
                 count=restart.count, time=self._failed[1], pause_seconds=restart.pause_seconds, failure=restart.cause
             )
+        awaited, self._awaited = self._awaited, self._leader.awaited
+        for worker in sorted(self._awaited - awaited):
+            self._log(f"gang: the pod of worker {worker} is lost; waiting for another one in its place")
         if orders:
             self._changed()
 
@@ -123,9 +135,12 @@ class LeadingAgent:
             worker, channel = await asyncio.wait_for(lead(reader, writer, self._key, self._workers), HANDSHAKE_SECONDS)
             self._unproven.remove(transport)
             joins = await asyncio.wait_for(channel.receive(), HANDSHAKE_SECONDS)
-            if joins.kind is not Kind.JOINS or not self._leader.joins(worker, joins.generation):
+            takes_part = self._leader.joins(worker, joins.generation, self._loop.time(), joins.replacement)
+            if joins.kind is not Kind.JOINS or not takes_part:
                 if self.left is not None:
                     channel.send(leaves(joins.generation, self.left.why))
+                elif self._leader.is_former(worker, joins.replacement):
+                    channel.send(leaves(joins.generation, "another pod has taken its place"))
                 raise Refused("it cannot take part now")
             former, self._channels[worker] = self._channels.get(worker), channel
             if former is not None:
@@ -133,8 +148,13 @@ class LeadingAgent:
             if len(self._channels) == self._workers - 1:
                 self._log(f"restarts in place: the agents of all {self._workers} workers are connected")
             alive = self._loop.create_task(channel.stay_alive())
+            self._pass_on()
+            self._changed()
             while True:
-                self._hear(worker, await channel.receive())
+                message = await channel.receive()
+                if self._channels.get(worker) is not channel:
+                    raise Refused("another connection has taken its place")
+                self._hear(worker, message)
         except (OSError, Refused) as error:
             if channel is None:
                 self._refuse(address, str(error) or "it has not proved in time that it knows the token of this attempt")
@@ -154,6 +174,8 @@ class LeadingAgent:
             self._leader.failed(worker, message.generation, now)
         elif message.kind is Kind.ENDED and message.failure is not None:
             self._leader.ended(worker, message.generation, message.failure, now)
+        elif message.kind is Kind.DEPARTS:
+            self._leader.departs(worker)
         elif message.kind is Kind.LEAVES and message.generation == self.generation:
             self._leader.leave(f"worker {worker}: {message.why}")
         self._pass_on(message.ago)

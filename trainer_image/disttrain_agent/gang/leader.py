@@ -3,15 +3,17 @@
     all train -> one fails -> (window) stop -> all have ended -> restart.after -> (pause) start of the next generation
 
 Whatever does not fit, or does not come in time, ends this: the gang is left, and no rank starts again in this attempt.
-A generation begins only when every pod has said of the former one that nothing of it is left.
+A generation begins only when every pod has said of the former one that nothing of it is left, or has a replacement: the
+operator makes one under the name of the lost pod, which is free only once that pod is gone.
 """
 
 from dataclasses import dataclass
 
 from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
-from disttrain_agent.restart import Failure, Leave, Limits, Record, after
+from disttrain_agent.restart import Failure, Leave, Limits, Record, after, after_loss, hopeless
+from disttrain_agent.restart import Restart as Follows
 from disttrain_agent.verdict import distance
-from disttrain_api.names import PERMANENT
+from disttrain_api.names import PERMANENT, ExitCode, Reason
 from disttrain_api.report import FailureSignature, RankFailure
 
 _SIGNALED = 6
@@ -41,10 +43,14 @@ class Leader:
 
     window: seconds from the first failure to the order to stop, in which other ranks may fail by themselves.
     patience: seconds from the first failure in which all pods must have ended their ranks.
+    longest: seconds from the first failure in which lost pods must have replacements.
     """
 
-    def __init__(self, workers: int, limits: Limits, window: float, patience: float) -> None:
-        self._workers, self._limits, self._window, self._patience = workers, limits, window, patience
+    def __init__(
+        self, workers: int, limits: Limits, window: float, patience: float, longest: float, ranks_per_pod: int = 1
+    ) -> None:
+        self._workers, self._limits, self._ranks_per_pod = workers, limits, ranks_per_pod
+        self._window, self._patience, self._longest = window, patience, longest
         self.generation = 0
         self.left: Left | None = None
         self.restart: Restart | None = None
@@ -52,35 +58,51 @@ class Leader:
         self.orders: list[Message] = []
         self._record = Record()
         self._present = {0}
+        self._replacements: dict[int, int] = {0: 0}
+        """Which replacement of its pod each worker has had last, of those that have ever joined."""
         self._begin()
 
     def _begin(self) -> None:
         self.must_stop = False
         self._failed_at: float | None = None
-        self._ended: dict[int, PodFailure] = {}
+        self._ended: dict[int, PodFailure | None] = {}
+        """How the ranks of each pod have ended. None: it is a replacement, which has not started any."""
         self._start_at: float | None = None
 
-    def joins(self, worker: int, generation: int) -> bool:
-        """Return whether a pod takes part, whose agent has connected. None comes amid a restart."""
-        takes_part = self.left is None and self._failed_at is None and generation == self.generation
-        if takes_part:
-            self._present.add(worker)
-        return takes_part
+    def joins(self, worker: int, generation: int, now: float, replacement: int = 0) -> bool:
+        """Return whether a pod takes part, whose agent has connected. Only a replacement comes amid a restart, and
+        while all train it is the first sign that its former pod is lost."""
+        former = self._replacements.get(worker, 0)
+        if self.left is not None or replacement < former:
+            return False
+        if replacement == former and (self._failed_at is not None or generation != self.generation):
+            return False
+        self._present.add(worker)
+        self._replacements[worker] = replacement
+        if replacement > former:
+            if self._failed_at is None:
+                self._failed_at = now
+            self._ended[worker] = None
+            self._decide(now)
+        return True
+
+    def is_former(self, worker: int, replacement: int) -> bool:
+        """Return whether another pod of the worker has taken the place of this one."""
+        return replacement < self._replacements.get(worker, 0)
 
     def lost(self, worker: int) -> None:
         """The connection of a pod's agent has ended. It may come again while all ranks train."""
         self._present.discard(worker)
-        if self._failed_at is not None:
-            self.leave(f"the agent of worker {worker} is not connected")
+        self._ended.pop(worker, None)
 
     def failed(self, worker: int, generation: int, now: float) -> None:
         """A rank of a pod has failed."""
         if not self._hears(worker, generation) or self._failed_at is not None:
             return
         self._failed_at = now
-        absent = sorted(set(range(self._workers)) - self._present)
-        if absent:
-            self.leave(f"the agent of worker {absent[0]} is not connected")
+        never = sorted(set(range(self._workers)) - set(self._replacements))
+        if never:
+            self.leave(f"the agent of worker {never[0]} is not connected")
 
     def ended(self, worker: int, generation: int, failure: PodFailure, now: float) -> None:
         """Nothing is left of a pod's ranks and of what they have started."""
@@ -88,8 +110,11 @@ class Leader:
         if not self._hears(worker, generation) or worker in self._ended:
             return
         self._ended[worker] = failure
-        if len(self._ended) == self._workers:
-            self._decide(now)
+        self._decide(now)
+
+    def departs(self, worker: int) -> None:
+        """A pod is to end, with its ranks: they may have the others save a checkpoint first."""
+        self.lost(worker)
 
     def leave(self, why: str, repeated: FailureSignature | None = None) -> None:
         """No rank starts again."""
@@ -101,14 +126,15 @@ class Leader:
         """Do what is due."""
         if self.left is not None or self._failed_at is None:
             return
-        if self._start_at is not None:
-            if now >= self._start_at:
+        if self._starts_at is not None:
+            if now >= self._starts_at:
                 self.generation += 1
                 self._begin()
                 self.orders.append(Message(kind=Kind.START, generation=self.generation))
-        elif now >= self._failed_at + self._patience:
-            late = min(set(range(self._workers)) - set(self._ended))
-            self.leave(f"the ranks of worker {late} have not ended in time")
+        elif now >= self._failed_at + self._patience and self._late:
+            self.leave(f"the ranks of worker {min(self._late)} have not ended in time")
+        elif now >= self._failed_at + self._longest:
+            self.leave(f"no other pod of worker {min(self.awaited)} has joined in time")
         elif now >= self._failed_at + self._window and not self.must_stop:
             self.must_stop = True
             self.orders.append(Message(kind=Kind.STOP, generation=self.generation))
@@ -118,23 +144,58 @@ class Leader:
         """When something is due; None: not before something happens."""
         if self.left is not None or self._failed_at is None:
             return None
-        if self._start_at is not None:
-            return self._start_at
-        return self._failed_at + (self._patience if self.must_stop else self._window)
+        if self._starts_at is not None:
+            return self._starts_at
+        if not self.must_stop:
+            return self._failed_at + self._window
+        return self._failed_at + (self._patience if self._late else self._longest)
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Workers whose pods are lost amid a restart, which waits for other pods in their place."""
+        if self.left is not None or self._failed_at is None:
+            return frozenset()
+        return frozenset(range(self._workers)) - self._present
+
+    @property
+    def _late(self) -> set[int]:
+        """Pods that have yet to end their ranks, and can say so."""
+        return self._present - set(self._ended)
+
+    @property
+    def _starts_at(self) -> float | None:
+        """When the next generation starts; None: not before something happens."""
+        return self._start_at if len(self._ended) == self._workers else None
 
     def _hears(self, worker: int, generation: int) -> bool:
         return self.left is None and worker in self._present and generation == self.generation
 
     def _decide(self, now: float) -> None:
-        first = min(self._ended.values(), key=_distance)
-        checkpoint = max((end.checkpoint for end in self._ended.values() if end.checkpoint is not None), default=None)
-        follows = after(Failure(first.cause, checkpoint, first.out_of_memory), self._record, self._limits)
-        if isinstance(follows, Leave):
-            self.leave(follows.why, first.cause.signature if follows.repeated else None)
+        """Decide on what follows, once, when all have ended."""
+        if len(self._ended) < self._workers or self._start_at is not None:
             return
+        ends = [end for end in self._ended.values() if end is not None]
+        checkpoint = max((end.checkpoint for end in ends if end.checkpoint is not None), default=None)
+        first = min(ends, key=_distance)
+        cause, follows = first.cause, self._follows(first, checkpoint)
+        if isinstance(follows, Leave):
+            self.leave(follows.why, cause.signature if follows.repeated else None)
+            return
+        replaced = [worker for worker, end in self._ended.items() if end is None]
+        if replaced:
+            cause = RankFailure(rank=min(replaced) * self._ranks_per_pod, reason=Reason.POD_LOST)
         self._record = follows.record
-        self.restart = Restart(follows.record.restarts, follows.pause_seconds, first.cause)
+        self.restart = Restart(follows.record.restarts, follows.pause_seconds, cause)
         self._start_at = now + follows.pause_seconds
+
+    def _follows(self, first: PodFailure, checkpoint: int | None) -> Follows | Leave:
+        failure = Failure(first.cause, checkpoint, first.out_of_memory)
+        if None not in self._ended.values():
+            return after(failure, self._record, self._limits)
+        # Ranks that the lost pod's have asked to stop with them have done what they should.
+        obeyed = first.signaled or first.cause.exit_code == ExitCode.STOPPED
+        why = None if obeyed else hopeless(failure)
+        return after_loss(checkpoint, self._record) if why is None else Leave(why)
 
 
 def _distance(end: PodFailure) -> int:

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     JOINS = "joins"
     FAILED = "failed"
     ENDED = "ended"
+    DEPARTS = "departs"
     LEAVES = "leaves"
     STOP = "stop"
     START = "start"
@@ -46,6 +47,8 @@ class Message(_Part):
 
     kind: Kind
     generation: Annotated[int, Field(ge=0, le=2**31)]
+    replacement: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """With `joins`: which replacement of its worker's pod the pod is; 0: none, it began with the attempt."""
     failure: PodFailure | None = None
     """With `ended`."""
     ago: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 0.0

@@ -1,10 +1,15 @@
-"""Policy: if the failure of a member concerns no other pod, recreate it alone, with its old name and address."""
+"""Policy: if the failure of a member concerns no other pod, recreate it alone, with its old name and address.
+
+That is also so where all ranks wait for it (`replaceable.py`); what does not come in time then falls to the gang.
+"""
 
 from datetime import datetime, timedelta
 
 from disttrain_api.backoff import backoff_seconds
-from disttrain_api.names import Reason
-from disttrain_api.status import Verdict
+from disttrain_api.names import REPLACEMENT_SECONDS, Reason
+from disttrain_api.run_policy import FailureAction
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import (
     count_restart,
     in_attempt,
@@ -18,7 +23,9 @@ from disttrain_operator.decide.failure_policy import is_counted
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
 from disttrain_operator.decide.observed import ReadableJob
+from disttrain_operator.decide.replaceable import waits_for_lost_pods
 from disttrain_operator.decide.restart_limits import used_up
+from disttrain_operator.decide.restarts import restart_or_fail
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.unstarted import gave_up
 from disttrain_operator.decide.verdict import verdict_of
@@ -44,8 +51,10 @@ def note_replacements(situation: Situation) -> Transition | None:
         status = count_restart(status, counted=counted)
         status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now)
         message = message or verdict.message
-    state = State.RUNNING if ran(status) else State.STARTING
-    event = Event(Reason.POD_RESTARTED, f"{message}; it alone is recreated", warning=True)
+    waits = waits_for_lost_pods(situation.spec)
+    others = ", and the ranks of all pods wait for it" if waits else ""
+    state = State.STARTING if not ran(status) else State.RESTARTING if waits else State.RUNNING
+    event = Event(Reason.POD_RESTARTED, f"{message}; it alone is recreated{others}", warning=True)
     return Transition(state, Reason.REPLACING_PODS, message, status, events=(event,), requeue_at=now)
 
 
@@ -62,14 +71,22 @@ def replace_pods(situation: Situation) -> Transition | None:
     unstarted = [pod for pod in (*gang.unstarted, *gang.awaiting_address) if _begins_at(job, pod.name) is not None]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
-    why = why_waiting(gang)
-    deadlines = [(at, pod.name) for pod in unstarted if (at := _must_run_by(job, pod.name)) is not None]
+    why, waits = why_waiting(gang), waits_for_lost_pods(situation.spec)
+    names = [pod.name for pod in unstarted]
+    if waits:
+        names += [pod.name for pod in gang.replaced]
+        names += [pod_name(job.name, job.uid, *identity, gang.attempt) for identity in wanted]
+    deadlines = [(at, name) for name in names if (at := _must_run_by(job, name)) is not None]
     if deadlines and (first := min(deadlines))[0] <= now:
         return _too_late(situation, first[1], why)
-    reason, sentence = why or (Reason.REPLACING_PODS, "a failed pod is recreated, the others continue")
-    actions = (*removal.actions, *create(gang, due))
+    sentence = "a lost pod is recreated, and the ranks of all pods wait for it"
+    if not waits:
+        sentence = "a failed pod is recreated, the others continue"
+    reason, sentence = why or (Reason.REPLACING_PODS, sentence)
+    actions = (*removal.actions, *create(gang, due, job.status.restarts if waits else 0))
     later = [at for at in (*times, removal.requeue_at, *(at for at, _ in deadlines)) if at is not None and now < at]
-    return Transition(State.RUNNING, reason, sentence, job.status, actions, requeue_at=min(later, default=None))
+    state = State.RESTARTING if waits else State.RUNNING
+    return Transition(state, reason, sentence, job.status, actions, requeue_at=min(later, default=None))
 
 
 def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
@@ -83,14 +100,31 @@ def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
 
 def _must_run_by(job: ReadableJob, pod: str) -> datetime | None:
     """When the pod of this name, which was recreated alone, must run; None: whenever it does."""
-    seconds, begun = job.spec.run_policy.starting_deadline_seconds, _begins_at(job, pod)
+    seconds, begun = _seconds(job.spec), _begins_at(job, pod)
     return None if seconds is None or begun is None else begun + timedelta(seconds=seconds)
 
 
+def _seconds(spec: JobSpec) -> int | None:
+    """How long a pod that is recreated alone may take; None: as long as it does."""
+    limits = [spec.run_policy.starting_deadline_seconds, REPLACEMENT_SECONDS if waits_for_lost_pods(spec) else None]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Transition:
-    seconds = situation.run_policy.starting_deadline_seconds
-    message = f"pod {pod}, recreated alone, did not run within startingDeadlineSeconds ({seconds})"
+    waits, seconds = waits_for_lost_pods(situation.spec), _seconds(situation.spec)
+    limit = f"{seconds} s" if waits else f"startingDeadlineSeconds ({seconds})"
+    message = f"pod {pod}, recreated alone, did not run within {limit}"
     if why is not None:
         message += f": {why[1]}"
     reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.STARTING_DEADLINE_EXCEEDED
-    return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
+    if not waits:
+        return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
+    # It was counted when it was to be recreated alone.
+    verdict = Verdict(
+        reason=reason,
+        message=message,
+        class_=FailureClass.NOT_STARTED,
+        action=FailureAction.RESTART_WITHOUT_COUNTING,
+        pod=pod,
+    )
+    return restart_or_fail(situation, verdict)

@@ -1,0 +1,57 @@
+"""Lost pods of a job with `restartStrategy: InPlace` that are made again alone, while all ranks wait for them.
+
+Ranks that fail restart in their pods, and where that cannot be the gang is made again. This is between the two: worker
+0's agent holds the others, so it must be left, and so must the reason to expect that a new pod does better.
+"""
+
+from collections.abc import Iterable
+
+from disttrain_api.names import Role
+from disttrain_api.run_policy import FailureAction, RestartStrategy
+from disttrain_api.scheduling import GangScheduler
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import FailureClass
+from disttrain_operator.decide.attempt_history import last_known_step, pending_verdict, ran
+from disttrain_operator.decide.cause import Cause
+from disttrain_operator.decide.failure_policy import MatchedAction, is_counted
+from disttrain_operator.decide.gang import Gang
+
+MOST = 16
+"""Pods without a new checkpoint between them. If more are lost, the gang is."""
+_OF_THE_CLUSTER = frozenset({FailureClass.POD_LOST, FailureClass.DISRUPTION, FailureClass.NODE_LOST})
+# The agent died with its ranks, unless it reports a failure: then it has decided that no rank starts again.
+_OF_A_WHOLE_POD = frozenset({FailureClass.KILLED, FailureClass.OUT_OF_MEMORY, FailureClass.OUT_OF_STORAGE})
+
+
+def waits_for_lost_pods(spec: JobSpec) -> bool:
+    """Return whether the agents of a job hold its ranks until a lost pod is made again."""
+    # Of a group that Kueue has admitted an ended pod keeps its name until all have ended.
+    in_queue = spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
+    several = spec.workers.replicas > 1
+    return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and several and not in_queue
+
+
+def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> frozenset[str]:
+    """Return the names of the pods, of those that failed so, that are made again alone."""
+    if not waits_for_lost_pods(gang.spec) or not ran(gang.status) or pending_verdict(gang.status) is not None:
+        return frozenset()
+    leader = next((pod for pod in gang.pods if (pod.role, pod.index) == (Role.WORKER, 0)), None)
+    if leader is None or not leader.undisturbed:
+        return frozenset()
+    entries, step = gang.status.attempts[-1].replacements, last_known_step(gang.status)
+    before = {entry.pod for entry in entries if entry.checkpoint_step == step}
+    found = [cause for cause, matched in failures if _is_lost(cause, matched) and cause.pod.name not in before]
+    counted = gang.status.restarts_since_checkpoint + sum(map(is_counted, found))
+    too_many = len(before) + len(found) > MOST or counted > gang.spec.run_policy.max_restarts
+    return frozenset() if too_many else frozenset(cause.pod.name for cause in found)
+
+
+def _is_lost(cause: Cause, matched: MatchedAction) -> bool:
+    """Whether it failed as a whole, by nothing that its agent has judged, and no rule of the job says what follows."""
+    restarts = (FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
+    if matched.rule is not None or matched.action not in restarts:
+        return False
+    if cause.class_ in _OF_THE_CLUSTER:
+        return True
+    report = cause.pod.report
+    return cause.class_ in _OF_A_WHOLE_POD and (report is None or report.failure is None)
