@@ -27,8 +27,7 @@ def waits_for_lost_pods(spec: JobSpec) -> bool:
     """Return whether the agents of a job hold its ranks until a lost pod is made again."""
     # Of a group that Kueue has admitted an ended pod keeps its name until all have ended.
     in_queue = spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
-    several = spec.workers.replicas > 1
-    return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and several and not in_queue
+    return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and not in_queue
 
 
 def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> frozenset[str]:

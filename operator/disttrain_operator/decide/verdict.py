@@ -147,7 +147,8 @@ def words_of_rank(failure: RankFailure, pod: PodFacts, *, quoted: bool) -> str:
     """Return how a rank failed whose pod runs on. quoted: with what its program said."""
     where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
     if failure.reason == Reason.POD_LOST:
-        return f"rank {failure.rank} ({where}) was lost with its former pod"
+        # The one of this name may run elsewhere by now.
+        return f"rank {failure.rank} was lost with its former pod {pod.name}"
     if failure.signal is not None:
         ending = f"was killed by signal {failure.signal}"
     else:

@@ -9,7 +9,7 @@ from disttrain_api.names import Role
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import CreatePod, CreateSupport, Decision, DeleteJob, DeletePod, Event
-from disttrain_operator.decide.observed import CreateProblem, Job, PodEvent, job_facts
+from disttrain_operator.decide.observed import CreateProblem, Job, Live, PodEvent, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.identity import child_name
 from tests.builders import NOW, a_raw_job, a_raw_pod, ended, running
@@ -27,6 +27,7 @@ class World:
     gone: list[RawPod] = field(default_factory=list)
     problems: list[CreateProblem] = field(default_factory=list)
     pod_event: PodEvent | None = None
+    live: Live | None = None
     events: list[Event] = field(default_factory=list)
     status_writes: int = 0
     created: int = 0
@@ -43,7 +44,7 @@ class World:
         """What the operator decides now."""
         supported = (self.supports[-1].attempt, self.supports[-1].tries) if self.supports else None
         observed = observe(self.pods.values(), self.gone, self.problems, self.services, pod_event=self.pod_event)
-        observed = replace(observed, supported=supported)
+        observed = replace(observed, supported=supported, live=self.live)
         return decide(self.job, observed, self.now)
 
     def step(self, *, crash_after: int | None = None, repeat: int = 1) -> Decision:

@@ -74,7 +74,6 @@ def replace_pods(situation: Situation) -> Transition | None:
     why, waits = why_waiting(gang), waits_for_lost_pods(situation.spec)
     names = [pod.name for pod in unstarted]
     if waits:
-        names += [pod.name for pod in gang.replaced]
         names += [pod_name(job.name, job.uid, *identity, gang.attempt) for identity in wanted]
     deadlines = [(at, name) for name in names if (at := _must_run_by(job, name)) is not None]
     if deadlines and (first := min(deadlines))[0] <= now:
