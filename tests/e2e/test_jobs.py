@@ -151,13 +151,13 @@ def test_a_killed_rank_restarts_in_its_pod(kubectl: Kubectl) -> None:
     end_soon(kubectl, "inplace")
 
 
-def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_a_lost_pod_recreates_the_gang(
+def test_a_killed_rank_restarts_those_of_all_pods_and_a_lost_pod_is_recreated_alone_unless_it_is_worker_0s(
     kubectl: Kubectl,
 ) -> None:
     kubectl.apply(long_job("together", runPolicy={"restartStrategy": "InPlace"}))
     kept = train_until_a_checkpoint(kubectl, "together", at_least=40)
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")}
-    (victim,) = (name for name in before if "-worker-1-" in name)
+    first, victim = sorted(before)
     kubectl("exec", victim, "-c", "trainer", "--", "python3", "-c", KILL_A_RANK)
     kubectl.wait_for("{.status.attempts[0].restartsInPlace}=1", "together")
     # Further than it has come until it was killed.
@@ -170,9 +170,21 @@ def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_a_lost_pod_recr
     assert why.startswith(f"rank 1 (pod {victim} "), why
     assert "was killed by signal 9" in why
     kubectl("delete", "pod", victim, "--wait=false")
+    kubectl.wait_for("{.status.attempts[0].restartsInPlace}=2", "together")
+    checkpoint(kubectl, "together", at_least=kept + 160)
+    status = kubectl.status("together")
+    (attempt,) = status["attempts"]
+    assert (status["restarts"], status["phase"]) == (1, "Running"), kubectl.story("together")
+    assert [entry["pod"] for entry in attempt["replacements"]] == [victim]
+    assert attempt["lastRestartInPlace"] == f"rank 1 was lost with its former pod {victim}"
+    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")}
+    assert (after.keys(), after[first]) == (before.keys(), before[first]), kubectl.story("together")
+    assert after[victim] != before[victim]
+    assert "it alone is recreated, and the ranks of all pods wait for it" in kubectl("events", "--for", "dtj/together")
+    kubectl("delete", "pod", first, "--wait=false")
     kubectl.wait_for("{.status.attempt}=2", "together")
     kubectl.wait("Running", "together")
-    assert first_step(kubectl, "together", attempt=2) >= kept + 80
+    assert first_step(kubectl, "together", attempt=2) >= kept + 160
     end_soon(kubectl, "together")
 
 
