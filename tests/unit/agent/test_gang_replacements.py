@@ -1,0 +1,165 @@
+"""Pods that are lost and have replacements: whom the others wait for, how long, and who takes no part any more."""
+
+import pytest
+
+from disttrain_agent.gang.leader import Leader
+from disttrain_agent.gang.member import Member
+from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+from disttrain_agent.restart import Limits
+from disttrain_api.names import ExitCode
+
+from .test_gang_decisions import LONGEST, PATIENCE, WINDOW, a_leader, all_end, exited, killed, orders
+
+
+def lost_pod(leader: Leader, worker: int = 2, now: float = 0.0) -> None:
+    """A pod is lost, and the others have noticed and ended their ranks."""
+    leader.lost(worker)
+    for other in {0, 1, 2} - {worker}:
+        leader.ended(other, leader.generation, exited(ExitCode.PEER_LOST, other), now)
+
+
+def test_the_next_generation_waits_for_another_pod_in_place_of_a_lost_one_and_starts_with_it() -> None:
+    leader = Leader(3, Limits(0, 10), WINDOW, PATIENCE, LONGEST, ranks_per_pod=4)
+    assert all(leader.joins(worker, 0, 0.0) for worker in (1, 2))
+    lost_pod(leader)
+    leader.tick(PATIENCE + 1)
+    assert (leader.left, leader.awaited, leader.due) == (None, {2}, LONGEST)
+    assert orders(leader) == [(Kind.STOP, 0)]
+    assert leader.joins(2, 0, 300.0, replacement=1)
+    leader.tick(300.0)
+    assert (orders(leader), leader.generation, leader.awaited) == ([(Kind.START, 1)], 1, frozenset())
+    assert leader.restart is not None, "although no restart of ranks is left: the operator counts this one"
+    assert (leader.restart.count, leader.restart.pause_seconds) == (1, 0)
+    assert (leader.restart.cause.rank, leader.restart.cause.reason) == (8, "PodLost")
+
+
+def test_a_lost_pod_that_has_no_replacement_in_time_ends_the_wait_of_all() -> None:
+    leader = a_leader()
+    lost_pod(leader, now=5.0)
+    leader.tick(5.0 + LONGEST - 0.1)
+    assert leader.left is None
+    leader.tick(5.0 + LONGEST)
+    assert leader.left is not None
+    assert leader.left.why == "no other pod of worker 2 has joined in time"
+
+
+def test_a_replacement_is_the_first_sign_of_a_loss_that_no_rank_has_noticed() -> None:
+    leader = a_leader()
+    assert leader.joins(2, 0, 100.0, replacement=3)
+    leader.tick(100.0 + WINDOW)
+    assert (orders(leader), leader.must_stop) == ([(Kind.STOP, 0)], True)
+    for worker in (0, 1):
+        leader.ended(worker, 0, killed(worker, signaled=True), 103.0)
+    leader.tick(103.0)
+    assert orders(leader) == [(Kind.START, 1)]
+
+
+def test_a_pod_that_another_one_has_replaced_takes_no_part_whenever_it_comes() -> None:
+    leader = a_leader()
+    lost_pod(leader)
+    assert leader.joins(2, 0, 1.0, replacement=2)
+    for former in (0, 1):
+        assert not leader.joins(2, 0, 2.0, replacement=former)
+        assert leader.is_former(2, former)
+    leader.lost(2)
+    assert not leader.joins(2, 0, 3.0, replacement=1), "nor while another one is awaited"
+    assert not leader.joins(2, 0, 3.0, replacement=2), "one that was ordered nothing does not come again"
+    assert leader.joins(2, 0, 4.0, replacement=5)
+    leader.tick(4.0)
+    assert leader.generation == 1
+    for former in (0, 1, 2):
+        assert not leader.joins(2, former, 5.0, replacement=former)
+    assert leader.joins(2, 1, 5.0, replacement=5), "after a short loss of its connection"
+    assert not leader.is_former(2, 5)
+    leader.tick(1000.0)
+    assert (leader.generation, leader.due, leader.left) == (1, None, None)
+
+
+def test_a_replacement_that_is_lost_before_all_start_is_awaited_again() -> None:
+    leader = a_leader()
+    lost_pod(leader)
+    assert leader.joins(2, 0, 1.0, replacement=1)
+    leader.lost(2)
+    leader.tick(2.0)
+    assert (leader.generation, leader.awaited, leader.due) == (0, {2}, LONGEST)
+
+
+@pytest.mark.parametrize("end", [exited(ExitCode.STOPPED, 1), killed(1, signaled=True), exited(ExitCode.PEER_LOST)])
+def test_a_pod_that_departs_may_have_all_save_a_checkpoint_and_is_replaced(end: PodFailure) -> None:
+    leader = a_leader()
+    leader.departs(2)
+    leader.tick(500.0)
+    assert (leader.due, leader.must_stop) == (None, False), "nobody is stopped for it"
+    for worker in (0, 1):
+        leader.ended(worker, 0, end, 500.0)
+    leader.ended(2, 0, exited(ExitCode.STOPPED, 2), 500.0)
+    leader.tick(501.0)
+    assert (leader.left, leader.awaited) == (None, {2})
+    assert leader.joins(2, 0, 510.0, replacement=1)
+    leader.tick(510.0)
+    assert leader.generation == 1
+
+
+def test_a_rank_that_was_asked_to_stop_in_no_departing_pod_ends_all_pods() -> None:
+    leader = a_leader()
+    all_end(leader, *(exited(ExitCode.STOPPED, worker) for worker in range(3)))
+    assert leader.left is not None
+    assert leader.left.why == "Stopped is not for this pod to repair"
+
+
+@pytest.mark.parametrize("end", [exited(ExitCode.INVALID_CONFIGURATION), exited(ExitCode.DISK_FULL)])
+def test_no_replacement_repairs_what_failed_in_another_pod(end: PodFailure) -> None:
+    leader = a_leader()
+    leader.lost(2)
+    leader.ended(0, 0, exited(ExitCode.PEER_LOST, 0), 0.0)
+    leader.ended(1, 0, end, 0.0)
+    assert leader.joins(2, 0, 1.0, replacement=1)
+    assert leader.left is not None
+
+
+def test_lost_pods_use_up_no_restart_of_ranks() -> None:
+    leader = a_leader(restarts=1, backoff=0)
+    for number in (1, 2, 3):
+        lost_pod(leader)
+        assert leader.joins(2, 0, 0.0, replacement=number)
+        leader.tick(0.0)
+        assert leader.generation == number
+    all_end(leader, killed(0), killed(1), killed(2))
+    leader.tick(0.0)
+    assert (leader.generation, leader.left) == (4, None)
+    all_end(leader, killed(0), killed(1), killed(2))
+    assert leader.left is not None
+
+
+def test_a_replacement_starts_its_ranks_when_it_is_ordered_to_in_whatever_generation() -> None:
+    member = Member(replacement=4)
+    member.connected()
+    assert [(order.kind, order.replacement) for order in member.orders] == [(Kind.JOINS, 4)]
+    assert member.generation == 0
+    member.receive(Message(kind=Kind.START, generation=7))
+    assert (member.generation, member.left) == (7, None)
+    for late in (Message(kind=Kind.START, generation=8), Message(kind=Kind.STOP, generation=0), leaves(0, "late")):
+        member.receive(late)
+    assert (member.generation, member.must_stop, member.left) == (7, False, None)
+    member.lost()
+    assert member.left is None, "its ranks train"
+
+
+def test_a_replacement_that_waits_ends_with_its_connection_and_with_the_gang() -> None:
+    for end in (Member.lost, lambda member: member.receive(leaves(3, "for a reason"))):
+        member = Member(replacement=1)
+        member.connected()
+        end(member)
+        member.receive(Message(kind=Kind.START, generation=1))
+        assert member.left is not None
+        assert member.generation == 0
+
+
+def test_a_member_departs_alone() -> None:
+    member = Member()
+    member.connected()
+    member.orders.clear()
+    member.depart("SIGTERM to the pod")
+    member.ended(exited(ExitCode.STOPPED))
+    assert [order.kind for order in member.orders] == [Kind.DEPARTS]
+    assert member.left is not None
