@@ -1,12 +1,22 @@
 """Pods that are lost and have replacements: whom the others wait for, how long, and who takes no part any more."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.gang.leader import Leader
 from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+from disttrain_agent.life import Timing
+from disttrain_agent.reports import TerminationMessage
 from disttrain_agent.restart import Limits
-from disttrain_api.names import ExitCode
+from disttrain_agent.supervise import Supervisor
+from disttrain_api.names import REPLACEMENT_SECONDS, ExitCode
+from disttrain_api.report import decode_pod_report
+from tests.unit.agent.test_http_api import a_port
 
 from .test_gang_decisions import LONGEST, PATIENCE, WINDOW, a_leader, all_end, exited, killed, orders
 
@@ -163,3 +173,38 @@ def test_a_member_departs_alone() -> None:
     member.ended(exited(ExitCode.STOPPED))
     assert [order.kind for order in member.orders] == [Kind.DEPARTS]
     assert member.left is not None
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        ("of the job", "worker 0's agent has not ordered a start in time"),
+        ("", "it has no token of its job, or no port for its gang"),
+    ],
+    ids=["nobody leads", "it cannot join"],
+)
+async def test_a_replacement_that_nobody_orders_to_start_ends_in_time_without_having_started_a_rank(
+    tmp_path: Path, token: str, why: str
+) -> None:
+    (tmp_path / "token").write_text(token)
+    pod = PodEnvironment(1, 1, "127.0.0.1", tmp_path / "job.json", tmp_path, 1.0, {})
+    in_place: dict[str, Any] = {
+        "restarts_in_place": Limits(3, 0),
+        "workers": 2,
+        "gang_port": a_port(),
+        "replacement": 1,
+    }
+    pod = replace(pod, job_uid="uid-1", attempt=1, **in_place)
+    message = TerminationMessage(tmp_path / "termination-message")
+    started = tmp_path / "started"
+    ended = await Supervisor(pod, ["touch", str(started)], message, timing=Timing(replacement=0.1)).run()
+    report = decode_pod_report((tmp_path / "termination-message").read_text())
+    assert ended == ExitCode.PEER_LOST
+    assert report is not None
+    assert report.failure is not None
+    assert (report.failure.exit_code, report.failure.message) == (ExitCode.PEER_LOST, why)
+    assert not started.exists()
+
+
+def test_the_operator_gives_up_before_the_agents_do() -> None:
+    assert Timing().gang < REPLACEMENT_SECONDS < Timing().replacement
