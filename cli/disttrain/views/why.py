@@ -31,7 +31,7 @@ from disttrain_api.moved import carried_over
 from disttrain_api.names import MANAGED_BY_US, Reason
 from disttrain_api.status import ConditionType, Verdict
 from disttrain_api.times import parse_time
-from disttrain_operator.decide.attempt_history import start_must_end_at, why_never_started
+from disttrain_operator.decide.attempt_history import ran, start_must_end_at, why_never_started
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 
@@ -81,7 +81,7 @@ def _of_a_living_job(case: Case) -> Why:
     if job.holds(ConditionType.RUNNING):
         return _running(case)
     if job.holds(ConditionType.RESTARTING):
-        return _restarting(case)
+        return _waits_for_a_pod(case) if ran(status) else _restarting(case)
     reason, message = (running.reason, running.message) if running is not None else ("", "")
     return _held(case, reason, message)
 
@@ -239,6 +239,18 @@ def _restarting(case: Case) -> Why:
         sentences += _deadline(case, running.reason if running is not None else "")
     sentences.append(resumes_from(case))
     return Why(" ".join(sentences), todo_of(verdict, job), log_commands(case, number, verdict))
+
+
+def _waits_for_a_pod(case: Case) -> Why:
+    """The ranks of all pods wait for one that was lost."""
+    job, running = case.job, case.job.condition(ConditionType.RUNNING)
+    reason, message = (running.reason, running.message) if running is not None else ("", "")
+    replaced, _ = _replaced(case)
+    sentences = [f"{job.name} is restarting within attempt {job.status.attempt}: {plain(message)}."]
+    sentences += [replaced] if replaced else []
+    sentences.append(resumes_from(case))
+    todo = (filled(PENDING[reason], job),) if reason in PENDING else ()
+    return Why(" ".join(sentences), todo, (f"disttrain events {job.name}", f"disttrain describe {job.name}"))
 
 
 def _running(case: Case) -> Why:

@@ -75,6 +75,14 @@ def runs(**more: Any) -> dict[str, Any]:
     return {"attempt": 1, "attempts": [attempt], "conditions": [condition]} | more
 
 
+def waiting_for_a_pod(reason: str, message: str) -> dict[str, Any]:
+    """A second attempt, of which a pod was lost."""
+    status = restarting(reason, message)
+    replacement = {"pod": "a-worker-1-a2", "uid": "u", "time": TIME, "reason": "Drained"}
+    status["attempts"][1] |= {"runningTime": TIME, "replacements": [replacement]}
+    return status
+
+
 def progress(**more: Any) -> dict[str, Any]:
     return {"step": 42, "totalSteps": 100, "updateTime": TIME} | more
 
@@ -107,6 +115,17 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("address", held("WaitingForAddress", "pods a, b wait"), {}, ["pods a, b wait"], ["endpointslices -n default"]),
     ("pulling", held("Pulling"), {}, ["starting since 5m: 0 of 2 pods run"], []),
     ("mount", held("FailedMount", "no such map; check"), {}, ["since 5m (FailedMount): no such map; check"], []),
+    (
+        "lost pod",
+        waiting_for_a_pod("ReplacingPods", "all wait for it"),
+        {},
+        [
+            "restarting within attempt 2: all wait for it.",
+            "a single pod was recreated, last a-worker-1-a2 5m ago (Drai",
+        ],
+        [],
+    ),
+    ("lost pod, no room", waiting_for_a_pod("Unschedulable", "0/3"), {}, ["within attempt 2: 0/3."], ["doctor"]),
     ("restart", restarting("WaitingForPods", ""), {}, ["attempt 1 ended, because rank 3 ran out"], ["memory limit"]),
     ("back-off", restarting("BackingOff", "attempt 3 begins at 12:09"), {}, ["Attempt 3 begins at 12:09."], []),
     (
