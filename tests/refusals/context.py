@@ -8,6 +8,7 @@ from tests.refusals.refusal import Refusal
 _PATH = "spec.parallelism.contextParallelDegree"
 _LLAMA = {"name": "transformers", "config": {"config": {"model_type": "llama"}}}
 _GPT = {"model": {"name": "gpt"}, "data": {"name": "text"}}
+_UNTIED = {**_GPT, "model": {"name": "gpt", "config": {"tieWeights": False}}}
 _CONTEXT = {"contextParallelDegree": 2}
 _FOUR = {"workers": {"replicas": 4}}
 
@@ -16,8 +17,8 @@ def _layout(setting: str, parallelism: Mapping[str, Any], **spec: Any) -> Refusa
     return Refusal(
         "ContextWithLayout",
         _PATH,
-        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas, shards and tensor groups beside it,"
-        " or remove one of the two",
+        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas, shards, tensor groups and pipelines that"
+        " are flushed beside it, or remove one of the two",
         {"training": _GPT, **_FOUR, "parallelism": {**_CONTEXT, **parallelism}, **spec},
     )
 
@@ -26,8 +27,8 @@ def _training(setting: str, training: Mapping[str, Any]) -> Refusal:
     return Refusal(
         "ContextWithTraining",
         _PATH,
-        f"`contextParallelDegree` 2 conflicts with `training.{setting}`: it needs batches of tokens, CrossEntropy, and"
-        " layers that are not compiled; remove one of the two",
+        f"`contextParallelDegree` 2 conflicts with `training.{setting}`: it needs batches of tokens and CrossEntropy;"
+        " remove one of the two",
         {"training": training, "parallelism": _CONTEXT},
     )
 
@@ -39,7 +40,11 @@ CONTEXT_REFUSALS = (
         "`contextParallelMethod` needs `contextParallelDegree` greater than 1",
         {"training": _GPT, "parallelism": {"contextParallelDegree": 1, "contextParallelMethod": "Ring"}},
     ),
-    *(_layout(name, {name: 2}) for name in ("pipelineParallelDegree", "devicesPerProcess")),
+    _layout("devicesPerProcess", {"devicesPerProcess": 2}),
+    *(
+        _layout(f"pipeline.{field}", {"pipelineParallelDegree": 2, "pipeline": {field: value}}, training=_UNTIED)
+        for field, value in (("schedule", "PipeDream"), ("schedule", "PipeDream2BW"), ("split", "Time"))
+    ),
     _layout(
         "expertParallelDegree",
         {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
@@ -67,13 +72,18 @@ CONTEXT_REFUSALS = (
         )
     ),
     _training("task", {"model": None, "data": None, "task": {"entrypoint": "mine:task"}}),
-    _training("compile", {**_GPT, "compile": True}),
     _training("loss.name", {**_GPT, "loss": {"name": "MeanSquaredError"}}),
 )
 
 CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "parts of sequences": {"training": _GPT, "parallelism": _CONTEXT},
     "parts of sequences on a ring": {"training": _GPT, "parallelism": {**_CONTEXT, "contextParallelMethod": "Ring"}},
+    "parts of sequences of compiled layers": {"training": {**_GPT, "compile": True}, "parallelism": _CONTEXT},
+    "parts of sequences in a pipeline": {
+        "training": _GPT,
+        **_FOUR,
+        "parallelism": {**_CONTEXT, "pipelineParallelDegree": 2, "pipeline": {"schedule": "ZBVZeroBubble"}},
+    },
     "parts of sequences on shards": {
         "training": {**_GPT, "activationCheckpointing": "Selective"},
         **_FOUR,

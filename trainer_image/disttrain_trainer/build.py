@@ -114,8 +114,7 @@ def assemble(
     if world.mesh.context > 1:
         # The rules refuse other tasks (disttrain_api.rules.context).
         assert isinstance(task, Supervised)
-        assert world.context is not None
-        task.use_context(compute_parts(module, config.job.parallelism, world.context, world.device.channel))
+        task.use_context(compute_parts(module, config, world))
         for _, sample in _first_samples(data):
             task.collate([sample], [0])
     if config.job.parallelism.data_parallel.sync_batch_norm:

@@ -1,6 +1,7 @@
 """Context parallelism, where ranks compute parts of the same sequences: what goes with it, and what does not."""
 
-from disttrain_api.parallelism import AllReduce, DataParallelMode
+from disttrain_api.parallelism import AllReduce, DataParallelMode, PipelineSplit
+from disttrain_api.pipeline import FLUSHLESS_SCHEDULES
 from disttrain_api.rules.rule import Rule, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import LossName, ModelName
@@ -9,12 +10,12 @@ _PATH = "spec.parallelism.contextParallelDegree"
 _DEGREE = given("self.?contextParallelDegree", "1")
 _OF_JOB = given("self.parallelism.?contextParallelDegree", "1")
 _DEGREES = {
-    "pipelineParallelDegree": "pipeline_parallel_degree",
     "expertParallelDegree": "expert_parallel_degree",
     "devicesPerProcess": "devices_per_process",
 }
 _OTHER_MODELS = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
 _MODEL = given("self.?training.?model.?name", "''")
+_SCHEDULE, _SPLIT = (given(f"self.?pipeline.?{name}", "''") for name in ("schedule", "split"))
 # The first setting that does not go with it, or ''.
 _OTHER = " : ".join(
     [
@@ -23,11 +24,13 @@ _OTHER = " : ".join(
         "self.dataParallel.allReduce != 'Backend' ? 'dataParallel.allReduce'",
         "has(self.dataParallel.compression) ? 'dataParallel.compression'",
         "self.dataParallel.syncBatchNorm ? 'dataParallel.syncBatchNorm'",
+        f"{_SCHEDULE} in {[str(name) for name in FLUSHLESS_SCHEDULES]} ? 'pipeline.schedule'",
+        f"{_SPLIT} == 'Time' ? 'pipeline.split'",
         "''",
     ]
 )
 _OF_TRAINING = (
-    "(!has(self.training) ? '' : has(self.training.task) ? 'task' : self.training.compile ? 'compile'"
+    "(!has(self.training) ? '' : has(self.training.task) ? 'task'"
     " : self.training.loss.name != 'CrossEntropy' ? 'loss.name' : '')"
 )
 
@@ -39,12 +42,15 @@ def _degree(spec: JobSpec) -> int:
 def _other(spec: JobSpec) -> str:
     """The first setting of the layout that does not go with it, or ''."""
     parallelism = spec.parallelism
-    settings = parallelism.data_parallel
+    settings, pipeline = parallelism.data_parallel, parallelism.pipeline
     given = {alias: (getattr(parallelism, field) or 1) > 1 for alias, field in _DEGREES.items()} | {
         "dataParallel.mode": settings.mode is not DataParallelMode.ALL_REDUCE,
         "dataParallel.allReduce": settings.all_reduce is not AllReduce.BACKEND,
         "dataParallel.compression": settings.compression is not None,
         "dataParallel.syncBatchNorm": settings.sync_batch_norm,
+        "pipeline.schedule": pipeline is not None and pipeline.schedule in FLUSHLESS_SCHEDULES,
+        # One rank measures it, and a layer's ranks compute together.
+        "pipeline.split": pipeline is not None and pipeline.split is PipelineSplit.TIME,
     }
     return next((name for name, is_given in given.items() if is_given), "")
 
@@ -56,8 +62,6 @@ def _of_training(spec: JobSpec) -> str:
         return ""
     if training.task is not None:
         return "task"
-    if training.compile:
-        return "compile"
     return "loss.name" if training.loss.name is not LossName.CROSS_ENTROPY else ""
 
 
@@ -79,8 +83,8 @@ CONTEXT_RULES = (
         id="ContextWithLayout",
         path=_PATH,
         scope="spec.parallelism",
-        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas, shards and tensor groups"
-        " beside it, or remove one of the two",
+        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas, shards, tensor groups"
+        " and pipelines that are flushed beside it, or remove one of the two",
         check=lambda spec: when(_degree(spec) > 1 and bool(_other(spec)), degree=_degree(spec), setting=_other(spec)),
         cel=f"{_DEGREE} == 1 || ({_OTHER}) == ''",
         values={"degree": _DEGREE, "setting": _OTHER},
@@ -101,13 +105,13 @@ CONTEXT_RULES = (
     Rule(
         id="ContextWithTraining",
         path=_PATH,
-        sentence="`contextParallelDegree` {degree} conflicts with `training.{setting}`: it needs batches of tokens,"
-        " CrossEntropy, and layers that are not compiled; remove one of the two",
+        sentence="`contextParallelDegree` {degree} conflicts with `training.{setting}`: it needs batches of tokens"
+        " and CrossEntropy; remove one of the two",
         check=lambda spec: when(
             _degree(spec) > 1 and bool(_of_training(spec)), degree=_degree(spec), setting=_of_training(spec)
         ),
         cel=f"{_OF_JOB} == 1 || {_OF_TRAINING} == ''",
         values={"degree": _OF_JOB, "setting": _OF_TRAINING},
-        reads=(_PATH, "spec.training.task", "spec.training.compile", "spec.training.loss.name"),
+        reads=(_PATH, "spec.training.task", "spec.training.loss.name"),
     ),
 )

@@ -235,7 +235,7 @@ def _needing(degree: str) -> Technique:
 
 def _context(chance: random.Random, parallelism: Settings) -> None:
     # These divide the sequences and the heads of every model.
-    parallelism[_CONTEXT] = chance.choice([2, 4])
+    parallelism |= {_CONTEXT: chance.choice([2, 4]), "contextParallelMethod": chance.choice(["Ulysses", "Ring"])}
 
 
 _TECHNIQUES: dict[str, Technique] = {

@@ -93,8 +93,11 @@ ALL_LAYOUTS = {
             ("dp2, recomputed", "gpt, SGD", {}, FULL),
             ("tp2", "gpt, SGD", {TENSOR: 2}, {}),
             ("pp2", "mlp, SGD", {PIPELINE: 2}, {}),
+            ("cp2", "gpt, SGD", {CONTEXT: 2}, SELECTIVE),
+            ("cp2, ring", "gpt, SGD", {CONTEXT: 2, **RING}, {}),
         )
     },
+    "pp2 x cp2, ring, compiled": (4, "gpt, SGD", {PIPELINE: 2, CONTEXT: 2, **RING}, {"compile": True} | FULL),
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
     "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE_2 | FULL),
     "tp2, sequence": (2, "gpt, AdamW of matrices", {TENSOR: 2, "sequenceParallel": True}, {}),
@@ -262,6 +265,23 @@ ALL_LAYOUTS = {
         {CONTEXT: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True, **RING},
         FULL | OFFLOAD,
     ),
+    "pp2 x cp2": (4, "gpt, AdamW", {PIPELINE: 2, CONTEXT: 2}, ACCUMULATE_2 | SELECTIVE),
+    **{
+        f"pp2 x cp2, ring, {schedule}": (
+            4,
+            "gpt, untied, smoothed" if schedule in ("ZBVZeroBubble", "DualPipeV") else "gpt, AdamW",
+            {PIPELINE: 2, CONTEXT: 2, **RING, "pipeline": {"schedule": schedule}},
+            changes if schedule != "1F1B" else changes | {"activationCheckpointing": "Full"},
+        )
+        for schedule, changes in SCHEDULES.items()
+    },
+    "pp2 x cp2 x fsdp2, ring": (8, "gpt, AdamW", {PIPELINE: 2, CONTEXT: 2, SHARD: 2, **RING}, ACCUMULATE_2 | FULL),
+    "pp2 x cp2 x tp2": (
+        8,
+        "gpt, untied, smoothed",
+        {PIPELINE: 2, CONTEXT: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True},
+        ACCUMULATE_2,
+    ),
     "cp4 x fsdp2, ring": (8, "gpt, AdamW", {CONTEXT: 4, SHARD: 2, **RING}, ACCUMULATE_2),
     # All others of experts are test_moe.py's, which the gate leaves out.
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
@@ -294,6 +314,7 @@ _IN_GATE = {
     "cp2 x fsdp2",
     "cp2 x tp2, everything",
     "cp4, ring",
+    "pp2 x cp2, ring, Interleaved1F1B",
     "dp2 x fsdp2",
     "fsdp2 x tp2, everything",
     "pp2 x fsdp2, Interleaved1F1B",

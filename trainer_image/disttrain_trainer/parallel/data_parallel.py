@@ -135,7 +135,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> int:
 
     Returns the bytes that this rank sends for it, see `average`.
     """
-    if world.mesh.replicate == 1:
+    if world.mesh.of_parameters.replicate == 1:
         return 0
     group = world.device_mesh.get_group("replicate")
     return average([local_part(parameter.grad) for parameter in parameters if parameter.grad is not None], group)

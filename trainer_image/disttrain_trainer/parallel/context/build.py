@@ -1,26 +1,21 @@
 """Makes a model compute parts of sequences."""
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
-from disttrain_api.parallelism import ContextParallelMethod, Parallelism
+from disttrain_api.parallelism import ContextParallelMethod
 from disttrain_trainer.parallel.context.part import SETTING, Context
 from disttrain_trainer.parallel.context.ring import Ring
 from disttrain_trainer.parallel.context.ulysses import Ulysses
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.mesh import World
 
 
-def compute_parts(
-    module: nn.Module, parallelism: Parallelism, group: dist.ProcessGroup, channel: torch.device
-) -> Context:
+def compute_parts(module: nn.Module, config: Config, world: World) -> Context:
     """Make the model compute this rank's part of every sequence, and return what says which. Raises
-    InvalidConfiguration where it cannot.
-
-    channel: device from which tensors are sent to other ranks.
-    """
+    InvalidConfiguration where it cannot."""
     use_context, name = offered(module, "use_context"), type(module).__name__
     if use_context is None:
         raise InvalidConfiguration(
@@ -32,7 +27,10 @@ def compute_parts(
             f"{SETTING}: the model {name} has experts, and how busy each is is counted in whole sequences: remove one "
             "of the two"
         )
-    ring = parallelism.context_parallel_method is ContextParallelMethod.RING
-    context = Ring(group, channel) if ring else Ulysses(group)
+    assert world.context is not None
+    ring = config.job.parallelism.context_parallel_method is ContextParallelMethod.RING
+    context = Ring(world.context, world.device.channel) if ring else Ulysses(world.context)
+    if config.training.compile:
+        context.stay_out_of_graphs()
     use_context(context)
     return context

@@ -37,6 +37,11 @@ class Context(ContextPart, ABC):
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor: ...
 
+    def stay_out_of_graphs(self) -> None:
+        """Have compiled layers call attention as it is: between ranks it sends what no graph holds."""
+        for name in ("causal_attention", "attend"):
+            setattr(self, name, torch.compiler.disable(getattr(self, name)))
+
     def part_of(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return this rank's tokens [B, T / c, ...] and their classes [B, T / c]. Raises InvalidConfiguration."""
         if targets.dim() != 2 or targets.is_floating_point() or inputs.shape[:2] != targets.shape:
