@@ -11,6 +11,7 @@ import torch
 from disttrain_api.mesh import Mesh
 from disttrain_trainer.metrics.report import THROUGHPUT
 from disttrain_trainer.parallel.context.ring import Ring
+from disttrain_trainer.parallel.context.ulysses import Ulysses
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.mesh import World
 from tests.unit.trainer.context_code import of_parts
@@ -107,6 +108,21 @@ def test_each_rank_of_a_ring_attends_to_as_many_tokens(degree):
     parts = [part(index) for index in range(degree)]
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(4 * degree))
     assert len({int((positions + 1).sum()) for positions in parts}) == 1
+
+
+def test_attention_stays_out_of_compiled_graphs():
+    compiling = []
+
+    class Noting(Ulysses):
+        def attend(self, query, key, value, attention):
+            compiling.append(torch.compiler.is_compiling())
+            return query
+
+    part = Noting.__new__(Noting)
+    part.stay_out_of_graphs()
+    compiled = torch.compile(lambda x: part.attend(x + 1, x, x, None) * 2, backend="eager")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+    assert compiling == [False]
 
 
 def test_each_rank_draws_its_own_dropout(written):
