@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from disttrain_api.mesh import Mesh
 from disttrain_trainer.metrics.report import THROUGHPUT
@@ -96,6 +97,18 @@ def test_each_rank_computes_its_part_of_the_same_sequences(written):
     whole = torch.cat([first, second], 1)
     steps = whole.diff(dim=1) % 16
     assert torch.equal(steps, steps[:, :1].expand_as(steps))
+
+
+def test_a_ring_computes_in_the_format_of_autocast():
+    # Rotary embeddings leave queries and keys in FP32, and values are what a linear layer has made of them.
+    query, key, value = torch.randn(3, 2, 4, 6, 8, generator=torch.Generator().manual_seed(1))
+    alone = Ring.__new__(Ring)
+    alone.index, alone.degree = 0, 1
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = alone.causal_attention(query, key, value.bfloat16())
+        expected = functional.scaled_dot_product_attention(query, key, value.bfloat16(), is_causal=True)
+    assert found.dtype is expected.dtype is torch.bfloat16
+    assert torch.allclose(found, expected, rtol=2**-7)
 
 
 @pytest.mark.parametrize("degree", [2, 3])

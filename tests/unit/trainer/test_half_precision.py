@@ -68,7 +68,7 @@ def results(tmp_path_factory):
     return alone | run_cases(tmp_path_factory.mktemp("halves"), 2, runs)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "fsdp, offloaded", "tp", "pp", "ep"])
+@pytest.mark.parametrize("layout", ["fsdp", "fsdp, offloaded", "cp", "tp", "pp", "ep"])
 @pytest.mark.parametrize("precision", FORMATS)
 def test_layouts_compute_alike_and_keep_whole_parameters(results, precision, layout):
     found, expected = results[f"{precision} {layout}"], results[f"{precision} dp{', experts' * (layout == 'ep')}"]
