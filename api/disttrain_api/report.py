@@ -139,6 +139,16 @@ class RankPhase(StrEnum):
     """It starts again in its pod, after a failure. No rank says this of itself: the operator concludes it."""
 
 
+class SlowRank(_Report):
+    """A rank that is slow all the time, by what it works on a step without waiting for others."""
+
+    rank: _Rank
+    seconds: _Seconds
+    """Per step."""
+    others_seconds: _Seconds
+    """The same, as the median of the other ranks that do the same work."""
+
+
 class RankReport(_Report):
     """A rank rewrites this file atomically at every logged step, evaluation and checkpoint, and when it ends."""
 
@@ -153,6 +163,8 @@ class RankReport(_Report):
     """Until the last step, at the pace since training began or resumed."""
     skipped_steps: _Steps | None = None
     """Steps of which no update was made; None where none is skipped."""
+    slow_rank: Annotated[SlowRank | None, _OrNone] = None
+    """The rank of the job that holds up the others. Rank 0 alone knows."""
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
     evaluation_failure: Annotated[Annotated[str, _cut(MAX_SENTENCE)] | None, _OrNone] = None
     """Why the last evaluation that was due has no figures."""

@@ -7,6 +7,7 @@ from disttrain_trainer.checkpoint.weights import load_weights
 from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, log_first_rank
 from disttrain_trainer.metrics.sinks.open import open_sinks
 from disttrain_trainer.metrics.sinks.sink import Sinks
+from disttrain_trainer.metrics.stragglers import Stragglers
 from disttrain_trainer.roll_back import pass_over_marked
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
@@ -62,10 +63,19 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         devices=config.world_size * (config.job.parallelism.devices_per_process or 1),
         peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
+        stragglers=_stragglers(world) if world.first else None,
     )
     if strategy.joined:
         metrics.recorded_before = world.from_first(metrics.last_logged, int)
     return metrics
+
+
+def _stragglers(world: World) -> Stragglers:
+    """What compares the ranks of each stage with each other."""
+    stages: dict[int, list[int]] = {}
+    for rank in range(world.size):
+        stages.setdefault(world.mesh.coordinates(rank)["pipeline"], []).append(rank)
+    return Stragglers(list(stages.values()))
 
 
 def start_callbacks(state: State, checkpoints: Checkpoints | None) -> None:

@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from disttrain_trainer.data.batches import Microbatch, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.metrics.own_time import PassClock
 from disttrain_trainer.optim.groups import FACTOR
 from disttrain_trainer.parallel.activations import offload
 from disttrain_trainer.parallel.data_parallel import (
@@ -74,17 +75,25 @@ def _uses_all_parameters(state: State, world: World, microbatch: list[Microbatch
 
 
 def accumulate_gradients(
-    state: State, microbatches: list[Microbatch], weight: float, samples: float, parts: int
+    state: State,
+    microbatches: list[Microbatch],
+    weight: float,
+    samples: float,
+    parts: int,
+    clock: PassClock | None = None,
 ) -> torch.Tensor:
     """Gradient of the mean loss over all samples (tokens) of all replicas and microbatches; this rank's part of it.
 
     `weight` is the number of those samples (tokens), `samples` that of samples: auxiliary losses of experts are means
-    over these. `parts` gradients are averaged where the losses are summed, hence x parts.
+    over these. `parts` gradients are averaged where the losses are summed, hence x parts. `clock` times the passes,
+    but not those of a pipeline.
     """
     state.routing.gradient = state.precision.scaled_one() * (parts / samples)
     if state.pipeline is not None:
         return state.pipeline.accumulate_gradients(microbatches, weight, parts)
     total = torch.zeros((), device=state.precision.device)
+    if clock is not None:
+        clock.begin()
     for index, batch in enumerate(microbatches):
         last = index == len(microbatches) - 1
         with synchronize_gradients(state.model, now=last):
@@ -95,6 +104,8 @@ def accumulate_gradients(
             ):
                 found = state.task.loss(state.model, batch)
                 loss = found.sum / weight
+            if clock is not None and last:
+                clock.end_with(loss)
             state.precision.backward(loss * parts)
         state.figures.add(found.figures)
         total = total + loss.detach()

@@ -53,6 +53,8 @@ def test_metrics_have_torchtitans_names(digits):
         "throughput(sps)",
         "time_metrics/end_to_end(s)",
         "time_metrics/data_loading(s)",
+        "time_metrics/own_median(s)",
+        "time_metrics/own_max(s)",
         "memory/max_resident(GiB)",
         "comm/gradient_bytes",
     }

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from disttrain_api.report import RankError, RankPhase, RankReport
+from disttrain_api.report import RankError, RankPhase, RankReport, SlowRank
 from disttrain_trainer.metrics.flops import Work, utilisation
 from disttrain_trainer.metrics.results import Reduction, StepResult, not_finite
 from disttrain_trainer.metrics.sinks.sink import Sink
+from disttrain_trainer.metrics.stragglers import Stragglers, say
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import NonFiniteLoss
 from disttrain_trainer.runtime.files import rewrite
@@ -114,6 +115,8 @@ class Metrics:
     """FLOP/s of a device, where it is known."""
     check_gradients: bool
     """False with FP16, where the scaler handles gradients that overflow."""
+    stragglers: Stragglers | None = None
+    """Judges which rank is slow; on the rank that writes."""
     recorded_before: int = 0
     """Steps up to this one were recorded by a former life of this rank, and may come again."""
     count: int = 0
@@ -161,6 +164,7 @@ class Metrics:
             **({} if skipped is None else {"skipped_steps": skipped}),
             samples_per_second=values[THROUGHPUT],
             remaining_seconds=max(0, self.last_step - step) * seconds / self.count,
+            slow_rank=self._slow_rank(now - self.logged),
         )
         self.logged = now
         self.results.clear()
@@ -168,6 +172,15 @@ class Metrics:
             print(_line(values), flush=True)
             self._append(values)
         return values
+
+    def _slow_rank(self, seconds: float) -> SlowRank | None:
+        """Return the rank that is named as slow after the recorded steps, which took so many seconds; log a change."""
+        own = self.reduction.own_seconds
+        if self.stragglers is None or not own:
+            return None
+        if self.stragglers.take(own, len(self.results), seconds):
+            print(say(self.stragglers.found), flush=True)
+        return self.stragglers.found
 
     def settle(self) -> list[tuple[float, float]]:
         """Mean loss over all ranks, and gradient norm, of each step recorded since the last log.

@@ -3,13 +3,18 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from disttrain_trainer.moe.step import RoutingFigures
+from disttrain_trainer.runtime.device import Mark
 from disttrain_trainer.runtime.mesh import World
+
+Span = tuple[Mark, Mark]
+"""From one moment in the work of a device to a later one."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,9 @@ class StepResult:
     rate: float
     """Learning rate."""
     loading_seconds: float
+    passes: Span | None = None
+    """This rank's own forward and backward passes; None where it waits for others within them, or they are timed by
+    the layout."""
     gradient_bytes: int | None = None
     """What this rank has sent for gradients; None where nobody counts it."""
     routing: RoutingFigures | None = None
@@ -42,6 +50,10 @@ class StepResult:
 
 class Reduction(Protocol):
     """How the results of this rank become figures of the job. Both methods are called by all ranks together."""
+
+    @property
+    def own_seconds(self) -> Sequence[float]:
+        """Seconds per step that each rank worked by itself before the last figures. Empty: ranks are not compared."""
 
     def totals(self, results: Sequence[StepResult]) -> list[tuple[float, float]]:
         """Return mean loss over all ranks and gradient norm of each step."""
@@ -59,6 +71,10 @@ class SumOverRanks:
     """Whether each rank clips a gradient of its own; the mean of their norms is reported."""
     of_layout: Callable[[], dict[str, float]] = dict
     """What the layout measures of itself since it was last asked."""
+    own_time: Callable[[Sequence[StepResult]], float] | None = None
+    """Seconds per step that this rank works by itself. None: ranks are not compared."""
+    own_seconds: Sequence[float] = ()
+    """See `Reduction`."""
 
     def totals(self, results: Sequence[StepResult]) -> list[tuple[float, float]]:
         losses = self.world.sum_tensor(torch.stack([one.loss for one in results])).tolist()
@@ -69,12 +85,27 @@ class SumOverRanks:
 
     def figures(self, results: Sequence[StepResult]) -> dict[str, float]:
         last = results[-1]
-        own = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
+        loss = last.loss.detach().to("cpu", torch.float64) * last.weight / max(last.own_weight, 1.0)
+        own = [] if self.own_time is None else [0.0] * self.world.size
+        if self.own_time is not None:
+            own[self.world.rank] = self.own_time(results)
+        # One message: of a rank's time and the others' zeros the time is the largest.
+        numbers = torch.cat([loss.reshape(1), torch.tensor(own, dtype=torch.float64)])
+        largest, *self.own_seconds = self.world.max_tensor(numbers).tolist()
         return {
-            "loss_metrics/global_max_loss": float(self.world.max_tensor(own)),
+            "loss_metrics/global_max_loss": largest,
+            **self._own_times(),
             **(last.routing.metrics(self.world) if last.routing else {}),
             **self.of_layout(),
             **self._sent(results),
+        }
+
+    def _own_times(self) -> dict[str, float]:
+        if not self.own_seconds:
+            return {}
+        return {
+            "time_metrics/own_median(s)": median(self.own_seconds),
+            "time_metrics/own_max(s)": max(self.own_seconds),
         }
 
     def _sent(self, results: Sequence[StepResult]) -> dict[str, float]:

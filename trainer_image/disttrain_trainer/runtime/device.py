@@ -108,6 +108,10 @@ class Device:
             return float(end) - float(begin)  # type: ignore[arg-type]
         return begin.elapsed_time(end) / 1000
 
+    def seconds_of_both(self, host: float, device: float) -> float:
+        """Until both are done: a GPU computes while the host prepares what comes next, and a CPU does one of them."""
+        return host + device if self.computes_on_host else max(host, device)
+
     def peak_flops(self, precision: Precision) -> float | None:
         """FLOP/s in this precision; None where it is not known: on CPUs, and in FP32, whose peak settings decide."""
         if self.kind != "cuda" or precision is Precision.FP32:

@@ -30,7 +30,7 @@ class LocalSgd(Synchronous):
             # The gradient is that of the mean over this replica's own samples; the loss is its part of the mean of all.
             own_weight = batch.weight
             loss = accumulate_gradients(
-                self.state, batch.microbatches, own_weight or 1.0, batch.samples or 1.0, parts=1
+                self.state, batch.microbatches, own_weight or 1.0, batch.samples or 1.0, 1, self.clock
             )
             loss = loss * (own_weight / (weight or 1.0))
         else:

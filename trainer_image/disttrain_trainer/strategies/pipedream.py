@@ -24,6 +24,8 @@ class PipeDream:
     """See `Strategy`. Results come some steps late, summed over all ranks: these never meet."""
 
     joined = False
+    own_seconds: Sequence[float] = ()
+    """Ranks are in different steps, each at the pace of its neighbours."""
 
     def __init__(self, around: Surroundings) -> None:
         assert isinstance(around.state.pipeline, Flow)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.metrics.own_time import PassClock, computes_alone, own_seconds
 from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
@@ -52,11 +53,14 @@ class Synchronous(SumOverRanks):
     def __init__(self, around: Surroundings, *, own_norms: bool = False) -> None:
         pipeline = around.state.pipeline
         figures = partial(_task_figures, around) if pipeline is None else pipeline.figures
-        super().__init__(around.world, own_norms, figures)
+        own_time = self._own_time if around.world.size > 1 else None
+        super().__init__(around.world, own_norms, figures, own_time)
         self.stopping = self.saving = False
         self._config, self.state, self._around = around.config, around.state, around
         self._next: Batch | None = None
         self._settled = False
+        self._alone = computes_alone(around.config, around.world, around.state)
+        self.clock = PassClock(around.world.device) if self._alone and own_time is not None else None
 
     def run(self, until: int) -> Iterator[StepResult]:
         self.saving = False
@@ -112,6 +116,7 @@ class Synchronous(SumOverRanks):
             samples=samples,
             rate=rate,
             loading_seconds=batch.loading_seconds,
+            passes=None if self.clock is None else self.clock.take(),
             gradient_bytes=sent,
             routing=state.routing.take_figures(samples or 1.0, len(batch.microbatches)),
             skipped=skipped,
@@ -151,7 +156,15 @@ class Synchronous(SumOverRanks):
         state = self.state
         if state.gradient_sum is not None:
             state.gradient_sum.begin(state.step)
-        return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, self.world.parts)
+        parts = self.world.parts
+        return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, parts, self.clock)
+
+    def _own_time(self, results: Sequence[StepResult]) -> float:
+        """Return the seconds per step that this rank has worked by itself: where ranks wait for each other within their
+        passes, what it took to load samples."""
+        pipeline = self.state.pipeline
+        computed = pipeline.computed_seconds() / len(results) if pipeline is not None and self._alone else None
+        return own_seconds(results, self.world.device, computed)
 
     def end_step(self) -> int | None:
         """Do what follows the update; return the bytes that this rank has sent, where they are counted."""

@@ -50,6 +50,10 @@ class StageClock:
         yield
         self._steps.append((begin, self._device.mark()))
 
+    def computed(self) -> float:
+        """Return the seconds of all computations since the last `take`, which the device has done."""
+        return sum(self._sum(spans) for spans in self._actions.values())
+
     def take(self) -> Measured:
         """Return the measurements since the last call."""
         self._device.synchronize()

@@ -50,6 +50,11 @@ class PipelinePart:
         """Return entries of metrics.jsonl since this was last asked. Called by all ranks together."""
         return {}
 
+    def computed_seconds(self) -> float:
+        """Return for how long this rank's stages have computed since `figures` was last asked, which the device has
+        done. Raises NotImplementedError as `accumulate_gradients`."""
+        raise NotImplementedError
+
     def outputs(self, inputs: Tensor) -> Tensor | None:
         """Forward pass of one batch through all stages; None on ranks that do not hold the last one.
 

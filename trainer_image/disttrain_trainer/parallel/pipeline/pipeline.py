@@ -74,6 +74,9 @@ class Pipeline(PipelinePart):
         everyone = [measured_of(rows) for rows in self.world.gather(rows_of(self._clock.take()), Rows)]
         return bubbles_of(everyone, self._table) if self.world.first else {}
 
+    def computed_seconds(self) -> float:
+        return self._clock.computed()
+
     def _build(self) -> Schedule:
         stages = [
             RankStage(stage, number, len(self._index_of), self.world.device.channel, group=self._group)
