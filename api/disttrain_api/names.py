@@ -236,6 +236,8 @@ class Reason(StrEnum):
     POD_LEAVING = "PodLeaving"
     REPLACING_PODS = "ReplacingPods"
     NOT_RESTARTING = "NotRestarting"
+    RANK_SLOW = "RankSlow"
+    NOT_STRAGGLING = "NotStraggling"
     RANK_FAILED = "RankFailed"
     INIT_CONTAINER_FAILED = "InitContainerFailed"
     CONTAINER_FAILED = "ContainerFailed"

@@ -134,6 +134,8 @@ class NodeSuspicion(ApiModel):
     """Attempts that failed first on the node. 0: never suspect a node."""
     window_seconds: PositiveSeconds = 21_600
     """Within this time."""
+    stragglers: bool = False
+    """Also suspect nodes of slow ranks."""
 
 
 class DisruptionBudget(ApiModel):

@@ -29,6 +29,7 @@ class ConditionType(StrEnum):
     COMPLETE = "Complete"
     FAILED = "Failed"
     FINISHED = "Finished"
+    STRAGGLING = "Straggling"
 
 
 class Phase(StrEnum):
@@ -48,7 +49,7 @@ class Condition(StatusModel):
     """A Kubernetes condition."""
 
     type: str
-    """Running, Suspended, Restarting, Complete, Failed or Finished."""
+    """Running, Suspended, Restarting, Complete, Failed, Finished or Straggling."""
     status: Annotated[str, Field(json_schema_extra={"pattern": "^(True|False|Unknown)$"})]
     """True, False or Unknown."""
     reason: str
@@ -236,6 +237,8 @@ class Attempt(StatusModel):
     """Restarts of its ranks in their pods."""
     last_restart_in_place: str | None = None
     """Why, the last time."""
+    slow_node: str | None = None
+    """Node of the last rank that was named as slow."""
     succeeded: str | None = None
     """Members that have succeeded, for example "worker 0-3,7"; kept of the last attempt."""
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from disttrain_api.status import Attempt, JobStatus
 from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.stragglers import newly_named
 
 SINGLE_POD = "SinglePod"
 """Stands for the class of a cause after which one pod was made again."""
@@ -26,11 +27,18 @@ class Ran:
     since_failure: float | None
 
 
-Happening = Restarted | Ran
+@dataclass(frozen=True)
+class Slowed:
+    """A rank was named as slow."""
+
+
+Happening = Restarted | Ran | Slowed
 
 
 def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
     """Return the events in the change from one status to the next."""
+    if newly_named(old, new) is not None:
+        yield Slowed()
     known = {attempt.number: attempt for attempt in old.attempts}
     for number, attempt in enumerate(new.attempts):
         before = known.get(attempt.number)

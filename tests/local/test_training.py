@@ -61,6 +61,7 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
         "Complete": "True",
         "Failed": "False",
         "Finished": "True",
+        "Straggling": "False",
     }
     last_line = run.stderr.splitlines()[-1]
     assert re.match(

@@ -15,6 +15,7 @@ from tests.refusals.refusal import (
     servers,
     untrained,
 )
+from tests.refusals.servers import on_servers
 
 
 def placement(**settings: Any) -> dict[str, Any]:
@@ -30,6 +31,8 @@ BATCH = "spec.training.globalBatchSize"
 IN_PLACE = {"restartStrategy": "InPlace"}
 ONE = {"replicas": 1, "processesPerPod": 2}
 DRAINED = {"action": "RestartWithoutCounting", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+PIPEDREAM = {"parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}}}
 
 GENERAL_REFUSALS = (
     Refusal(
@@ -243,6 +246,15 @@ GENERAL_REFUSALS = (
         "spec.runPolicy.progressDeadlineSeconds",
         "`progressDeadlineSeconds` watches the steps of `training` alone: remove it, or use `training`",
         untrained(own_program(), runPolicy={"progressDeadlineSeconds": 600}),
+    ),
+    *(
+        Refusal(
+            "StragglersOfRanksInStep",
+            "spec.runPolicy.nodeSuspicion.stragglers",
+            "`stragglers` needs ranks of `training` that take their steps together: remove it",
+            spec | {"runPolicy": {"nodeSuspicion": {"stragglers": True}}},
+        )
+        for spec in (untrained(own_program()), on_servers(), PIPEDREAM)
     ),
     Refusal(
         "SuccessOfServersNeedsServers",

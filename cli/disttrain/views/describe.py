@@ -11,7 +11,7 @@ from disttrain.terminal import age, duration, plain, steps
 from disttrain.views.case import facts_of, restarts_in_place
 from disttrain.views.goodput import in_words
 from disttrain.views.listing import percent
-from disttrain_api.status import Attempt
+from disttrain_api.status import Attempt, ConditionType
 from disttrain_api.times import parse_time
 
 Raw = Mapping[str, Any]
@@ -46,6 +46,9 @@ def heading(job: RemoteJob, now: datetime) -> list[tuple[str, str]]:
         parts += [f"{known.samples_per_second:,.0f} samples/s"] if known.samples_per_second is not None else []
         parts += [f"{metric.name} {metric.value:.4g}" for metric in known.metrics]
         rows.append(("Progress", "  ".join(parts)))
+    slow = job.condition(ConditionType.STRAGGLING)
+    if slow is not None and slow.status == "True":
+        rows.append(("Straggler", slow.message))
     if status.checkpoint is not None:
         when = age(parse_time(status.checkpoint.time), now)
         rows.append(("Checkpoint", f"step {status.checkpoint.step}, {when} ago, {status.checkpoint.path}"))

@@ -258,7 +258,7 @@ def _running(case: Case) -> Why:
     begun = case.since(case.attempt.running_time) if case.attempt is not None else "?"
     sentences = [f"{job.name} runs since {begun} in attempt {status.attempt}: all of its {pods_of(job)} run."]
     todo: list[str] = []
-    for check in (_silent_nodes, _replaced, _restarted_in_place, _often_restarted, _progress):
+    for check in (_silent_nodes, _slow_rank, _replaced, _restarted_in_place, _often_restarted, _progress):
         text, advice = check(case)
         sentences += [text] if text else []
         todo += [advice] if advice else []
@@ -268,6 +268,16 @@ def _running(case: Case) -> Why:
 
 
 Finding = tuple[str | None, str | None]
+
+
+def _slow_rank(case: Case) -> Finding:
+    slow = case.job.condition(ConditionType.STRAGGLING)
+    if slow is None or slow.status != "True":
+        return None, None
+    return f"{capital(plain(slow.message))}.", (
+        "Look at that node (temperature and clock of its GPUs, other programs, its disk), and at whether this rank gets"
+        " larger samples than others"
+    )
 
 
 def _silent_nodes(case: Case) -> Finding:

@@ -65,7 +65,8 @@ def _suspicions(status: JobStatus) -> tuple[Event, ...]:
     nodes = status.attempts[-1].avoided_nodes
     if not nodes:
         return ()
-    sentence = f"attempt {status.attempt} avoids {', '.join(nodes)}: several attempts failed first there"
+    slow = ", or a rank was slow" if any(attempt.slow_node in nodes for attempt in status.attempts) else ""
+    sentence = f"attempt {status.attempt} avoids {', '.join(nodes)}: several attempts failed first there{slow}"
     return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
 
 

@@ -1,5 +1,6 @@
 """A job's attempts in its status: begin, end and count them, and read what they say of restarts."""
 
+from collections import Counter
 from datetime import datetime, timedelta
 
 from disttrain_api.backoff import backoff_seconds
@@ -151,6 +152,11 @@ def note_restarts_in_place(status: JobStatus, count: int, why: str) -> JobStatus
     return _with_current(status, {"restarts_in_place": count, "last_restart_in_place": why})
 
 
+def note_slow_node(status: JobStatus, node: str) -> JobStatus:
+    """A rank of the current attempt is slow on this node."""
+    return _with_current(status, {"slow_node": node})
+
+
 def in_attempt(status: JobStatus) -> bool:
     """Whether an attempt has begun and not ended."""
     return bool(status.attempts) and status.attempts[-1].end_time is None
@@ -228,17 +234,14 @@ def replacements_without_progress(status: JobStatus, pod: str) -> int:
 
 
 def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list[str]:
-    """Nodes on which enough attempts failed first within the window."""
+    """Nodes on which enough attempts failed first within the window, or had a slow rank where that counts."""
     suspicion = policy.node_suspicion
-    if not suspicion.failures:
-        return []
     since = now - timedelta(seconds=suspicion.window_seconds)
-    failures: dict[str, int] = {}
-    for attempt in status.attempts:
-        node = _failed_node(attempt)
-        if node is not None and attempt.end_time is not None and after(attempt.end_time, 0) >= since:
-            failures[node] = failures.get(node, 0) + 1
-    return sorted(node for node, count in failures.items() if count >= suspicion.failures)
+    recent = [attempt for attempt in status.attempts if attempt.end_time and after(attempt.end_time, 0) >= since]
+    failures = Counter(node for attempt in recent if (node := _failed_node(attempt)) is not None)
+    failed = {node for node, count in failures.items() if suspicion.failures and count >= suspicion.failures}
+    slow = {attempt.slow_node for attempt in recent if attempt.slow_node} if suspicion.stragglers else set()
+    return sorted(failed | slow)
 
 
 def _failed_node(attempt: Attempt) -> str | None:

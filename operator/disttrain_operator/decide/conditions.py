@@ -35,10 +35,15 @@ def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
     return next((entry for entry in status.conditions if entry.type == type_), None)
 
 
-def derive(job: Job, gang: Gang | None, transition: Transition, now: datetime) -> JobStatus:
-    """The whole status that the transition leads to. `gang`: of its status; None where the spec cannot be read."""
+def derive(
+    job: Job, gang: Gang | None, transition: Transition, now: datetime, straggler: str | None = None
+) -> JobStatus:
+    """The whole status that the transition leads to. `gang`: of its status; None where the spec cannot be read.
+
+    straggler: a sentence on the rank that is slow while the job runs; None: none is.
+    """
     changes: dict[str, object] = {
-        "conditions": [*_conditions(job, transition, now), *_of_others(job.status)],
+        "conditions": [*_conditions(job, transition, straggler, now), *_of_others(job.status)],
         "phase": _phase(transition),
         "observed_generation": job.generation,
     }
@@ -69,8 +74,9 @@ def settle_counts(status: JobStatus) -> JobStatus:
     return status.model_copy(update={"replica_statuses": counts})
 
 
-def _conditions(job: Job, transition: Transition, now: datetime) -> Iterator[Condition]:
+def _conditions(job: Job, transition: Transition, straggler: str | None, now: datetime) -> Iterator[Condition]:
     state = transition.state
+    slow = straggler if state is State.RUNNING else None
     word, sentence = transition.reason, transition.message
     not_finished = (Reason.NOT_FINISHED, "the job has not finished")
     answers = {
@@ -92,6 +98,10 @@ def _conditions(job: Job, transition: Transition, now: datetime) -> Iterator[Con
         ConditionType.FINISHED: (
             state in (State.COMPLETE, State.FAILED),
             *((word, sentence) if state in (State.COMPLETE, State.FAILED) else not_finished),
+        ),
+        ConditionType.STRAGGLING: (
+            slow is not None,
+            *((Reason.NOT_STRAGGLING, "no rank is known to be slow") if slow is None else (Reason.RANK_SLOW, slow)),
         ),
     }
     for type_, (holds, reason, message) in answers.items():

@@ -10,7 +10,7 @@ from datetime import datetime
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut, listed
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus
-from disttrain_operator.decide.attempt_history import mark_succeeded
+from disttrain_operator.decide.attempt_history import mark_succeeded, note_slow_node
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Transition
@@ -31,6 +31,7 @@ from disttrain_operator.decide.policies.suspend import suspend
 from disttrain_operator.decide.progress import learn
 from disttrain_operator.decide.restarts_in_place import failed_at, learn_restarts, restarts_event
 from disttrain_operator.decide.situation import Situation
+from disttrain_operator.decide.stragglers import straggler_event, straggler_of
 from disttrain_operator.decide.support import with_support
 
 Policy = Callable[[Situation], Transition | None]
@@ -66,7 +67,11 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         return after_the_end(job, observed, now)
     read, job = job, replace(job, status=_learn(job, observed, now))
     gang: Gang | None
+    straggler = None
     if isinstance(job, ReadableJob):
+        straggler = straggler_of(job.status, observed, job.spec)
+        if straggler is not None and straggler.node is not None:
+            job = replace(job, status=note_slow_node(job.status, straggler.node))
         situation = Situation(job, observed, now)
         transition = next(transition for policy in POLICIES if (transition := policy(situation)) is not None)
         gang = situation.gang_of(transition.status)
@@ -76,14 +81,17 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
     else:
         transition, gang = refuse(job, now), None
+    status = derive(job, gang, transition, now, straggler.sentence if straggler is not None else None)
     return Decision(
         reason=transition.reason,
         message=transition.message,
-        status=account(
-            read, derive(job, gang, transition, now), transition, now, failed_at(read.status, job.status, observed)
-        ),
+        status=account(read, status, transition, now, failed_at(read.status, job.status, observed)),
         actions=transition.actions,
-        events=(*restarts_event(read.status, job.status), *_events(job, transition)),
+        events=(
+            *restarts_event(read.status, job.status),
+            *straggler_event(read.status, status),
+            *_events(job, transition),
+        ),
         requeue_at=earliest(transition.requeue_at, active_deadline_at(job)),
     )
 

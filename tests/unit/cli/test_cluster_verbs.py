@@ -135,6 +135,13 @@ def test_a_page_says_where_the_time_went_until_now(api: FakeApi, capfd: pytest.C
     assert re.search(r"Goodput: +75% of 4h \(training 3h, starting 60m\)", output_of(capfd, "describe", "digits"))
 
 
+def test_a_page_names_a_slow_rank(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Running", "Straggling")))
+    assert re.search(r"Straggler: +it is so", output_of(capfd, "describe", "digits"))
+    api.put_job(a_raw_job(status=a_status("Running")))
+    assert "Straggler" not in output_of(capfd, "describe", "digits")
+
+
 def test_a_page_draws_the_mesh_with_the_state_of_each_rank(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     job = a_job()
     parallelism = {"tensorParallelDegree": 2}

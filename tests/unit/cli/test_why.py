@@ -167,6 +167,13 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
         ["In this attempt ranks were restarted in place 2 times, last because rank 1 (pod a) was killed by signal 9."],
         [],
     ),
+    (
+        "a slow rank",
+        runs(conditions=[*runs()["conditions"], a_condition("Straggling", "True", "RankSlow", "rank 3 is slow")]),
+        {},
+        ["pods run. Rank 3 is slow."],
+        ["Look at that node"],
+    ),
     ("evaluation", runs(progress=progress(evaluationFailure="no data")), {}, ["Its evaluation failed: no data"], []),
     ("suspended", held("Suspended", conditions=SUSPENDED), {"suspend": True}, ["is suspended"], ["disttrain resume"]),
     ("suspending", held("Suspending", conditions=SUSPENDING), {"suspend": True}, ["is being suspended"], []),

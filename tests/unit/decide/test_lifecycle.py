@@ -49,6 +49,7 @@ def test_all_conditions_are_set_at_the_first_write() -> None:
         "Complete",
         "Failed",
         "Finished",
+        "Straggling",
     }
 
 

@@ -2,9 +2,14 @@
 
 from collections.abc import Callable
 
-from disttrain_api.status import Attempt, FailureClass, JobStatus, Replacement, Verdict
+from disttrain_api.status import Attempt, Condition, FailureClass, JobStatus, Replacement, Verdict
 from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.transitions import PhaseClock, Ran, Restarted, happenings
+
+SLOW = Condition(
+    type="Straggling", status="True", reason="RankSlow", message="rank 1 is slow", last_transition_time="",
+    observed_generation=1,
+)  # fmt: skip
 
 
 def at(second: int) -> str:
@@ -74,7 +79,7 @@ def test_the_page_has_all_figures_and_no_name() -> None:
     metrics.answered("POST", 201, 0.01)
     metrics.wrote_status(
         JobStatus(attempts=[Attempt(number=1, start_time=at(0))]),
-        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)]),
+        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)], conditions=[SLOW]),
     )
     exposition = text()
     for line in (
@@ -84,6 +89,7 @@ def test_the_page_has_all_figures_and_no_name() -> None:
         'disttrain_job_state_seconds_total{state="Training"} 0.0',
         'disttrain_restarts_total{class="OutOfMemory"} 1.0',
         'disttrain_api_requests_total{code="201",verb="POST"} 1.0',
+        "disttrain_stragglers_total 1.0",
         "disttrain_job_to_pods_seconds_count 1.0",
         "disttrain_leader 1.0",
         "disttrain_informer_lists_total 2.0",

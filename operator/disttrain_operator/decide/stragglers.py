@@ -1,0 +1,66 @@
+"""A rank that is slow all the time, as rank 0 reports it: a condition, an Event, and a note in the attempt."""
+
+from dataclasses import dataclass
+
+from disttrain_api.names import Reason, Role
+from disttrain_api.spec import JobSpec
+from disttrain_api.status import ConditionType, JobStatus
+from disttrain_operator.decide.attempt_history import in_attempt
+from disttrain_operator.decide.conditions import condition
+from disttrain_operator.decide.decision import Event
+from disttrain_operator.decide.observed import Observed
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The slow rank of an attempt that runs."""
+
+    sentence: str
+    node: str | None = None
+    """Its node, where it is named now. None: it was named before, or its node is not known."""
+
+
+def straggler_of(status: JobStatus, observed: Observed, spec: JobSpec) -> Straggler | None:
+    """Return the slow rank, None where there is none. While nobody says anything, what is known holds.
+
+    The sentence says what was known when the rank was named: its figures change with each report.
+    """
+    said, live = _sentence(status), observed.live
+    known = None if said is None else Straggler(said)
+    if not in_attempt(status):
+        return None
+    if live is None or live.attempt != status.attempt or live.report is None:
+        return known
+    slow = live.report.slow_rank
+    if slow is None or slow.rank >= spec.world_size:
+        return None
+    place = status.attempt, Role.WORKER, slow.rank // spec.workers.ranks_per_pod
+    pod = next((pod for pod in observed.pods if (pod.attempt, pod.role, pod.index) == place), None)
+    if pod is None:
+        return known
+    subject = f"rank {slow.rank} (pod {pod.name}" + (f" on node {pod.node})" if pod.node else ")")
+    if said is not None and said.startswith(f"{subject} "):
+        return known
+    own, others = f"{slow.seconds * 1000:.0f} ms", f"{slow.others_seconds * 1000:.0f} ms"
+    return Straggler(
+        f"{subject} is slow: its own work takes {own} per step, and {others} (median) that of the other ranks, which"
+        " wait for it",
+        pod.node,
+    )
+
+
+def newly_named(before: JobStatus, status: JobStatus) -> str | None:
+    """Return the sentence on a slow rank that `before` does not know; None: there is none."""
+    said = _sentence(status)
+    return None if said == _sentence(before) else said
+
+
+def straggler_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
+    """Return the Event for a slow rank that is named anew in `status`."""
+    said = newly_named(before, status)
+    return () if said is None else (Event(Reason.RANK_SLOW, said, warning=True),)
+
+
+def _sentence(status: JobStatus) -> str | None:
+    known = condition(status, ConditionType.STRAGGLING)
+    return known.message if known is not None and known.status == "True" else None

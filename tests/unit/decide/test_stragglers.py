@@ -1,0 +1,127 @@
+"""A rank that is slow is named once, ends nothing, and its node is avoided only where the job asks for that."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from disttrain_api.report import RankReport, SlowRank
+from disttrain_operator.decide.decide import decide
+from disttrain_operator.decide.decision import Event
+from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.reading import observe
+from disttrain_operator.transitions import Slowed, happenings
+from tests.unit.decide.world import World, a_running_world
+
+POD = "digits-3f9a1-worker-1-a1"
+SENTENCE = (
+    f"rank 1 (pod {POD} on node node1) is slow: its own work takes 412 ms per step, and 200 ms (median) that of the"
+    " other ranks, which wait for it"
+)
+NOBODY = ("False", "NotStraggling", "no rank is known to be slow")
+SUSPECTED = "several attempts failed first there, or a rank was slow"
+SLOW = SlowRank(rank=1, seconds=0.412, others_seconds=0.2)
+
+
+def events_of(world: World, slow: SlowRank | None, **changes: Any) -> tuple[Event, ...]:
+    """The agent answers with this rank and the operator writes what it has learned; returns the Events."""
+    report = RankReport(rank=0, step=5, total_steps=100, phase="Training", slow_rank=slow)
+    live = replace(Live(world.pod()["metadata"]["uid"], world.job.status.attempt, report), **changes)
+    return decided(world, live)
+
+
+def decided(world: World, live: Live | None) -> tuple[Event, ...]:
+    observed = replace(observe(world.pods.values(), world.gone, services=world.services), live=live)
+    before = world.job.status
+    decision = decide(world.job, observed, world.now)
+    assert decision.status is not None
+    assert not decision.actions
+    named = [event for event in decision.events if event.reason == "RankSlow"]
+    assert len(named) == list(happenings(before, decision.status)).count(Slowed())
+    world.raw_job["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return tuple(named)
+
+
+def test_a_slow_rank_is_named_once_with_its_pod_and_node_and_the_job_runs_on() -> None:
+    world = a_running_world()
+    assert events_of(world, None) == ()
+    assert world.condition("Straggling") == NOBODY
+    assert events_of(world, SLOW) == (Event("RankSlow", SENTENCE, warning=True),)
+    assert world.condition("Straggling") == ("True", "RankSlow", SENTENCE)
+    assert world.job.status.attempts[0].slow_node == "node1"
+    assert (world.job.status.phase, world.job.status.attempts[0].verdict) == ("Running", None)
+    status = world.job.status
+    assert events_of(world, SLOW.model_copy(update={"seconds": 0.5})) == ()
+    assert world.job.status == status, "other figures of the same rank are no news"
+
+
+def test_it_is_named_until_its_agent_says_otherwise() -> None:
+    world = a_running_world()
+    events_of(world, SLOW)
+    for live in (None, Live(world.pod()["metadata"]["uid"], 1, None)):
+        assert decided(world, live) == ()
+        assert world.condition("Straggling")[2] == SENTENCE
+    assert events_of(world, None) == ()
+    assert world.condition("Straggling") == NOBODY
+    (event,) = events_of(world, SLOW)
+    assert event.message == SENTENCE
+
+
+def test_another_rank_is_another_event() -> None:
+    world = a_running_world(workers={"replicas": 2, "processesPerPod": 2})
+    events_of(world, SLOW)
+    (event,) = events_of(world, SLOW.model_copy(update={"rank": 3}))
+    assert event.message.startswith(f"rank 3 (pod {POD} ")
+    assert world.condition("Straggling")[2] == event.message
+
+
+@pytest.mark.parametrize(
+    ("rank", "changes"),
+    [(1, {"attempt": 7}), (2, {}), (2**31, {})],
+    ids=["of another attempt", "beyond the last rank", "far beyond"],
+)
+def test_what_cannot_be_names_nobody(rank: int, changes: dict[str, Any]) -> None:
+    world = a_running_world()
+    assert events_of(world, SLOW.model_copy(update={"rank": rank}), **changes) == ()
+    assert world.condition("Straggling") == NOBODY
+
+
+def test_a_rank_whose_node_is_not_known_is_named_without() -> None:
+    world = a_running_world()
+    del world.pod(1)["spec"]["nodeName"]
+    (event,) = events_of(world, SLOW)
+    assert event.message.startswith(f"rank 1 (pod {POD}) is slow: ")
+    assert world.job.status.attempts[0].slow_node is None
+
+
+@pytest.mark.parametrize(
+    ("suspicion", "avoided"),
+    [
+        ({}, []),
+        ({"stragglers": True}, ["node1"]),
+        ({"stragglers": True, "failures": 0}, ["node1"]),
+        ({"failures": 1}, ["node1"]),
+        ({"failures": 0}, []),
+    ],
+    ids=["not asked for", "asked for", "slow nodes alone", "a failure", "never"],
+)
+def test_later_attempts_avoid_its_node_where_the_job_asks_for_that(
+    suspicion: dict[str, Any], avoided: list[str]
+) -> None:
+    world = a_running_world(runPolicy={"nodeSuspicion": suspicion})
+    events_of(world, SLOW)
+    world.end(0, 1).end(1, 1).settle()
+    assert world.job.status.attempt == 2
+    assert world.condition("Straggling") == NOBODY, "it is of the attempt before"
+    assert world.job.status.attempts[1].avoided_nodes == avoided
+    said = [event.message for event in world.events if event.reason == "NodeSuspected"]
+    assert said == [f"attempt 2 avoids node1: {SUSPECTED}" for _ in avoided]
+
+
+def test_a_slow_node_is_avoided_within_the_window() -> None:
+    suspicion = {"stragglers": True, "windowSeconds": 60, "failures": 0}
+    world = a_running_world(runPolicy={"nodeSuspicion": suspicion, "restartBackoffSeconds": 0})
+    events_of(world, SLOW)
+    for seconds in (1, 59, 120):
+        world.pass_time(seconds).end(0, 1).end(1, 1).settle().confirm_deletions().settle().run_all()
+    assert [attempt.avoided_nodes for attempt in world.job.status.attempts] == [[], ["node1"], ["node1"], []]
