@@ -1,0 +1,72 @@
+"""A rank that is slow all the time is named while the job runs, and nobody is where all ranks are alike."""
+
+from typing import Any
+
+import yaml
+
+from .conftest import Run, Workplace, script
+
+DATA = """
+import os, time
+import torch
+from pathlib import Path
+from torch.utils.data import Dataset
+from disttrain_trainer.metrics import stragglers
+
+# Of a minute each, three windows are long for a test.
+stragglers.WINDOW_SECONDS = 0.5
+
+class Slow(Dataset):
+    def __init__(self, seconds):
+        self.seconds = seconds[int(os.environ["RANK"])]
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        if not Path("enough").exists():
+            time.sleep(self.seconds)
+        return torch.full((8,), index / 96), torch.tensor(index % 4)
+
+def data(seconds):
+    return Slow(seconds), None
+"""
+
+
+def start(workplace: Workplace, steps: int, seconds: list[float]) -> Run:
+    """A job of two ranks whose samples take so long."""
+    script(workplace, DATA, "slow_data.py")
+    training = {
+        "data": {"name": None, "entrypoint": "slow_data:data", "config": {"seconds": seconds}},
+        "model": {"name": "mlp", "config": {"inputSize": 8, "outputSize": 4}},
+        "steps": steps,
+        "microBatchSize": 4,
+        "logging": {"interval": 5},
+    }
+    return workplace.start(workplace.write(training=training))
+
+
+def straggler(run: Run) -> str | None:
+    """What the status of a job that runs says of a slow rank."""
+    found: list[dict[str, Any]] = []
+    for path in (run.folder / "disttrain-runs").glob("*/status.yaml"):
+        found = yaml.safe_load(path.read_text()).get("status", {}).get("conditions", [])
+    return next((one["message"] for one in found if (one["type"], one["status"]) == ("Straggling", "True")), None)
+
+
+def test_a_rank_with_slow_samples_is_named_with_its_pod_and_the_job_goes_on(workplace: Workplace) -> None:
+    run = start(workplace, 600, [0.0, 0.05])
+    sentence = run.until(lambda: straggler(run), "a slow rank is named")
+    assert sentence.startswith("rank 1 (pod digits-")
+    assert "-worker-1-a1) is slow: its own work takes " in sentence
+    (workplace.folder / "enough").touch()
+    assert run.wait() == 0
+    assert "rank 1 is slow: its own work takes " in run.log(0, 1)
+    assert (run.condition("Straggling")["status"], run.status["attempt"]) == ("False", 1)
+
+
+def test_ranks_that_are_alike_are_not_named(workplace: Workplace) -> None:
+    run = start(workplace, 40, [0.05, 0.05])
+    assert run.wait() == 0
+    assert "is slow" not in run.log(0, 1)
+    assert "step: 40" in run.log(0, 1)
