@@ -154,7 +154,7 @@ class RankReport(_Report):
 
     rank: _Rank
     phase: Annotated[_Word | None, _OrNone] = None
-    """A RankPhase. None: of a version that does not say."""
+    """A RankPhase. None: of a version that does not say, or a program whose lines are read."""
     step: _Steps = 0
     total_steps: _Steps = 0
     loss: _Number = None

@@ -191,7 +191,10 @@ class Agents:
         return job is not None and job.spec is not None and exceeds(stall, job.spec)
 
     async def _located(self, agent: Agent, ask: Ask, stall: Stall) -> Stall | None:
-        """The stall with where its rank is; None where the agent does not say: then it is asked again."""
+        """The stall with where its rank is; None where the agent does not say: then it is asked again. A program that
+        is not the trainer cannot be asked."""
+        if not stall.in_training:
+            return stall
         try:
             answer = await ask(agent, self._token_of(agent.job_uid), _STACKS)
         except Exception as error:

@@ -242,9 +242,9 @@ GENERAL_REFUSALS = (
         {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}, {"action": "RestartPod"}]}}},
     ),
     Refusal(
-        "ProgressNeedsTraining",
+        "DeadlineNeedsProgress",
         "spec.runPolicy.progressDeadlineSeconds",
-        "`progressDeadlineSeconds` watches the steps of `training` alone: remove it, or use `training`",
+        "`progressDeadlineSeconds` watches steps, which `training` or `progress` reports: use one, or remove it",
         untrained(own_program(), runPolicy={"progressDeadlineSeconds": 600}),
     ),
     *(

@@ -150,6 +150,11 @@ PROGRAMS_ACCEPTED: dict[str, Mapping[str, Any]] = {
             "resources": {"limits": {"rdma/hca": 8}, "requests": {"cpu": "16", "memory": "128Gi"}},
         }
     ),
+    "a deadline for steps that are read from lines": untrained(
+        {"image": "me/train:1", "command": ["train"]},
+        progress={"totalSteps": 9, "logRules": [{"pattern": "step (?P<step>[0-9]+)"}]},
+        runPolicy={"progressDeadlineSeconds": 600},
+    ),
     "exit codes of the trainer": {"runPolicy": _on_exit("In", [7], containerName="trainer")},
     "exit codes of an init container of servers": untrained(
         {"image": "a:1"},

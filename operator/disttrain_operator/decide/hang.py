@@ -26,7 +26,10 @@ _RESTARTS_ALL = (FailureAction.FAIL_JOB, FailureAction.RESTART_GANG, FailureActi
 
 
 def stall_of(status: AgentStatus) -> Stall | None:
-    """Return how long all ranks of an agent's pod have trained without a step; None where one does anything else."""
+    """Return how long all ranks of an agent's pod have trained without a step; None where one does anything else.
+
+    One that never says what it does may train.
+    """
     if not status.ranks:
         return None
     trained = [_trains(rank) for rank in status.ranks]
@@ -35,14 +38,15 @@ def stall_of(status: AgentStatus) -> Stall | None:
     first = min(status.ranks, key=lambda rank: rank.rank)
     if not all(trained) or len(known) < len(pauses) or first.report is None:
         return None
-    return Stall(first.rank, min(known), first.report.step, _pace(first.report))
+    said = all(rank.report is not None and rank.report.phase is not None for rank in status.ranks)
+    return Stall(first.rank, min(known), first.report.step, _pace(first.report), in_training=said)
 
 
 def _trains(rank: RankStatus) -> bool:
     report = rank.report
     if report is None or rank.exit_code is not None or report.done or report.error is not None:
         return False
-    return report.phase == RankPhase.TRAINING and report.step < report.total_steps
+    return report.phase in (RankPhase.TRAINING, None) and report.step < report.total_steps
 
 
 def _pace(report: RankReport) -> float | None:
@@ -53,9 +57,11 @@ def _pace(report: RankReport) -> float | None:
 def exceeds(stall: Stall, spec: JobSpec) -> bool:
     """Return whether they have done no step for longer than the job allows, and than its log needs for some lines."""
     deadline = spec.run_policy.progress_deadline_seconds
-    if deadline is None or spec.training is None:
+    # A trainer of another version may evaluate, too, and say nothing of it.
+    if deadline is None or stall.in_training != (spec.progress is None):
         return False
-    pause = spec.training.logging.interval * (stall.seconds_per_step or 0.0)
+    steps = spec.training.logging.interval if spec.training is not None else 1
+    pause = steps * (stall.seconds_per_step or 0.0)
     return stall.seconds >= max(deadline, _LOGGED_PAUSES * pause)
 
 
@@ -88,10 +94,11 @@ def _verdict(pod: PodFacts, stall: Stall, policy: RunPolicy) -> Verdict:
         # What hangs is the gang: no pod is to blame alone, and none has ended.
         matched = MatchedAction(FailureAction.RESTART_GANG)
     where = f" on node {pod.node}" if pod.node else ""
+    place = f"; it is in {stall.stack}" if stall.stack else ""
     return Verdict(
         reason=cause.reason,
         message=f"rank {stall.rank} (pod {pod.name}{where}) has trained for {stall.seconds:.0f} s without a step after"
-        f" step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}); it is in {stall.stack}",
+        f" step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
         class_=cause.class_,
         action=matched.action,
         rule=matched.rule,

@@ -238,6 +238,8 @@ class Stall:
     step: int
     seconds_per_step: float | None
     """At the pace so far."""
+    in_training: bool = True
+    """Whether they say that they train. Else they are a program whose lines are read: nobody knows what it does."""
     stack: str = ""
     """Where the rank is: the calls of its main thread, the innermost first."""
 

@@ -40,7 +40,6 @@ def test_all_ranks_that_train_without_a_step_stall_since_the_last_of_them_did_on
         a_rank(1, phase="Saving"),
         a_rank(1, phase="Evaluating"),
         a_rank(1, phase="Starting"),
-        a_rank(1, phase=None),
         a_rank(1, phase="OfAnotherVersion"),
         a_rank(1, exit_code=0),
         a_rank(1, exit_code=-9),
@@ -55,6 +54,37 @@ def test_ranks_do_not_stall_where_one_does_anything_else(other: RankStatus) -> N
     assert stall(a_rank(0), other) is None
     assert stall(other) is None
     assert stall() is None
+
+
+PROGRAM: dict[str, Any] = {
+    "training": None,
+    "workers": {"replicas": 2, "image": "mine:1", "command": ["train"]},
+    "progress": {"totalSteps": 100, "logRules": [{"pattern": "step (?P<step>[0-9]+)"}]},
+}
+
+
+def test_ranks_that_never_say_what_they_do_hang_only_where_their_lines_are_read() -> None:
+    found = stall(a_rank(0, phase=None))
+    assert found == Stall(0, 700.0, 40, 1.0, in_training=False)
+    assert stall(a_rank(0), a_rank(1, phase=None)) == found
+    trained, read = a_job(runPolicy=LIMIT).spec, a_job(runPolicy=LIMIT, **PROGRAM).spec
+    assert trained is not None
+    assert read is not None
+    assert (exceeds(found, trained), exceeds(found, read)) == (False, True)
+    assert (exceeds(STALL, trained), exceeds(STALL, read)) == (True, False)
+    assert not exceeds(replace(found, seconds=599), read)
+    assert not exceeds(replace(found, seconds_per_step=300.0), read), "three steps may take longer"
+
+
+def test_a_program_that_prints_no_step_any_more_is_restarted() -> None:
+    world = a_running_world(runPolicy=LIMIT, **PROGRAM)
+    decision = decide_hung(world, stall=replace(STALL, stack="", in_training=False))
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    assert (verdict.class_, verdict.action) == ("Hang", "RestartGang")
+    assert verdict.message.endswith("700 s without a step after step 40 (progressDeadlineSeconds: 600)")
+    assert decision.status.attempt == 2
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ STACKS = json.dumps(
 ).encode()
 
 
-def a_silent_answer(seconds: float) -> bytes:
-    answer = json.loads(an_answer(phase="Training"))
+def a_silent_answer(seconds: float, phase: str | None = "Training") -> bytes:
+    answer = json.loads(an_answer(phase=phase))
     answer["ranks"][0]["secondsSinceStep"] = seconds
     return json.dumps(answer).encode()
 
@@ -252,6 +252,18 @@ async def test_without_stacks_it_is_asked_again_and_nothing_is_reported(stacks: 
     live = await fleet.round()
     assert live is not None
     assert live.stall is not None
+
+
+async def test_a_program_whose_lines_are_read_is_asked_for_no_stacks() -> None:
+    progress = {"totalSteps": 9, "logRules": [{"pattern": "step (?P<step>[0-9]+)"}]}
+    workers = {"image": "mine:1", "command": ["train"]}
+    limit = {"progressDeadlineSeconds": 100}
+    fleet = Fleet(a_pod(), training=None, workers=workers, progress=progress, runPolicy=limit)
+    fleet.answers, fleet.stacks = lambda agent: a_silent_answer(101, None), refuses
+    live = await fleet.round()
+    assert live is not None
+    assert live.stall is not None
+    assert (live.stall.seconds, live.stall.stack) == (101, "")
 
 
 async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:

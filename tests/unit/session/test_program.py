@@ -189,4 +189,5 @@ def test_the_operator_learns_the_progress_of_a_program_that_runs(tmp_path: Path)
         assert rank.report is not None
         assert (found.job_uid, found.attempt, rank.exit_code) == ("uid-1", 2, None)
         assert (rank.report.step, rank.report.total_steps, rank.report.loss) == (4, 9, 2.5)
+        assert (rank.report.phase, rank.seconds_since_step is not None) == (None, True), "it may hang from here on"
         assert asked("/v1/logs?rank=0&tail=5") == {"rank": 0, "lines": ["iter 4: loss 2.5"]}
