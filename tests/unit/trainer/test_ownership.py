@@ -275,6 +275,13 @@ class TestAttempts:
         found = outcomes(kind, *programs, preemptions=3 if SOAK else 2)
         assert {newest for _, _, newest in found} == {(NoneType, 2)}
 
+    def test_of_three_the_newest_takes_away_what_the_oldest_writes(self, kind):
+        """Where the one between them stops before it has done so, and the newest saves nothing. Red where `take_over`
+        does not clear away: a commit does, too, and what the owner right before has written is adopted."""
+        programs = (attempt(kind, 1, (10,)), attempt(kind, 2, ()), attempt(kind, 3, ()))
+        found = outcomes(kind, *programs, preemptions=2)
+        assert {newest for _, _, newest in found} == {(NoneType, 1)}
+
     def test_a_fence_alone_would_let_an_old_attempt_commit(self, kind):
         """Which has looked at it and then sleeps: a newer one that takes nothing away comes too late to be seen."""
         with pytest.raises(AssertionError, match="commits although a later attempt has taken over"):
