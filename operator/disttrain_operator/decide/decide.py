@@ -106,8 +106,8 @@ def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
 
 
 def _events(job: Job, transition: Transition) -> tuple[Event, ...]:
-    """The transition's Events, unless the status already says the same."""
-    running = condition(job.status, ConditionType.RUNNING)
-    now = cut(transition.reason, MAX_REASON_LENGTH), transition.status.attempt
-    unchanged = running is not None and (running.reason, job.status.attempt) == now
+    """The transition's Events, unless the status already says the same. Each restart is news."""
+    running, status = condition(job.status, ConditionType.RUNNING), transition.status
+    now = cut(transition.reason, MAX_REASON_LENGTH), status.attempt, status.restarts
+    unchanged = running is not None and (running.reason, job.status.attempt, job.status.restarts) == now
     return () if unchanged else transition.events

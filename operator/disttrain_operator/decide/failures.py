@@ -15,7 +15,7 @@ from disttrain_operator.decide.failure_policy import MatchedAction, gang_action,
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
-from disttrain_operator.decide.replaceable import replaceable
+from disttrain_operator.decide.replaceable import replaceable, waits_for_lost_pods
 from disttrain_operator.plan.identity import pod_name
 
 # A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
@@ -109,6 +109,9 @@ class Failures:
         again = next((pod for pod in self.gang.pods if pod.name == entry.pod), None)
         if again is not None and not again.program_started:
             return True
+        if waits_for_lost_pods(self.gang.spec):
+            # All ranks begin anew with it, and miss nothing.
+            return again is None or again.awaits_address is not None
         since = after(entry.time, 0)
         if again is not None and again.runs_since is not None:
             since = max(since, again.runs_since)

@@ -259,6 +259,27 @@ def test_pods_that_did_not_wait_make_the_gang_again_and_the_loss_is_not_counted_
     assert (verdict(world).pod, verdict(world).reason) == (POD, "PodLost")
 
 
+def test_ranks_that_all_started_again_and_lost_a_peer_later_have_lost_another_one() -> None:
+    world = a_gang()
+    vanish(world)
+    world.settle().put(running(world.pod(1))).settle()
+    lost = RankFailure(rank=0, exit_code=91, reason="PeerLost", message="a peer is lost")
+    for index in range(3):
+        world.end(index, ExitCode.PEER_LOST, report=a_report(5, failure=lost), at=timestamp(world.now))
+    status = world.pass_time(100).settle().job.status
+    assert (status.attempt, status.restarts_since_checkpoint) == (2, 2)
+    assert (verdict(world).reason, verdict(world).action) == ("PeerLost", "RestartGang")
+
+
+def test_each_loss_is_an_event() -> None:
+    world = a_gang()
+    for index in (1, 2):
+        vanish(world, index)
+        world.settle()
+    found = [event.message for event in world.events if event.reason == "PodRestarted"]
+    assert [f"worker-{index}-a1" in message for index, message in enumerate(found, start=1)] == [True, True]
+
+
 @pytest.mark.parametrize("requests", [0, 1, 2])
 def test_another_operator_comes_to_the_same_end(requests: int) -> None:
     """It finds the status and the pods that are there, and knows nothing of those that are gone."""
