@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from disttrain_api.names import Env, ExitCode
-from tests.unit.agent.test_http_api import a_port
+from tests.unit.agent.test_http_api import JOB_TOKEN, a_port, status_of
 
 from .conftest import Pod
 from .test_restarts_in_place import FINISH, LIVES, restarts
@@ -265,13 +265,15 @@ WAITS = "waiting for another one in its place"
 def test_another_pod_in_place_of_a_lost_one_starts_with_the_next_ranks_of_the_others(
     gangs: Gangs, in_place_of: InPlaceOf
 ) -> None:
-    first, second, gone = pods = gangs(3, ranks=2)
+    first, second, gone = pods = gangs(3, ranks=2, token=JOB_TOKEN)
+    first.changes[Env.AGENT_PORT] = str(a_port())
     start(pods, FIRST_LIFE_HOLDS)
     assert gone.process is not None
     gone.process.kill()
     first.until(lambda: connections(first) == 1, "the connection has ended")
     os.kill(rank_of(second), signal.SIGKILL)
     first.until(lambda: f"the pod of worker 2 is lost; {WAITS}" in first.log, "it waits")
+    assert status_of(first).awaited == [2]
     new = in_place_of(gone).start(f"note('generation', os.environ['{Env.GENERATION}'])\n{FINISH}")
     pods = [first, second, new]
     assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)

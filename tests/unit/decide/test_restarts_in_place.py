@@ -209,6 +209,7 @@ def test_ranks_that_start_again_do_not_hang() -> None:
         attempt=1,
         ranks=[RankStatus(rank=0, exit_code=91), RankStatus(rank=1, exit_code=-9)],
         restarts_in_place=RestartsInPlace(count=1, time="2026-01-01T12:00:00Z", failure=KILLED),
+        awaited=[3],
     )
     again = between.model_copy(update={"ranks": [RankStatus(rank=0), RankStatus(rank=1)]})
     for status in (between, again):
@@ -216,7 +217,7 @@ def test_ranks_that_start_again_do_not_hang() -> None:
         live = live_of(Agent("u", "pod", 1, "10.0.0.1", 29700), status)
         assert live is not None
         assert live.restarting
-        assert live.restarts_in_place == between.restarts_in_place
+        assert (live.restarts_in_place, live.awaited) == (between.restarts_in_place, {3})
 
 
 @pytest.mark.parametrize(
