@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.memory_kills import memory_kills
+from disttrain_agent.reports import LOOK_SECONDS
 from disttrain_agent.resolve import OWN_NAME_SECONDS
 from disttrain_agent.verdict import RankEnd, first_cause
 from disttrain_api.names import PERMANENT, REPLACEMENT_SECONDS
@@ -24,7 +25,7 @@ class Timing:
     """The master's own name must have an address by then."""
     tear_down: float = 30.0
     """A rank that has reported its work done is killed when its process has not ended by then."""
-    report: float = 2.0
+    report: float = LOOK_SECONDS
     """Between two looks at the ranks' reports."""
     orphans: float = 0.02
     """Between two looks for what ranks have left behind."""

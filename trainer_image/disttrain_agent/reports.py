@@ -20,6 +20,10 @@ from disttrain_api.report import (
     encode_pod_report,
 )
 
+LOOK_SECONDS = 2.0
+"""Between two looks at the ranks' reports."""
+_STOPPED_SECONDS = 5 * LOOK_SECONDS
+"""Nobody has looked for so long: this process was stopped, and with it the ranks, or their machine."""
 _FALLOC_FL_KEEP_SIZE = 1
 """Of fallocate(2)."""
 _REPORT_BYTES = 8192
@@ -27,10 +31,11 @@ _REPORT_BYTES = 8192
 
 
 class Reports:
-    """The report files of this pod's ranks, read again only where they changed."""
+    """The report files of this pod's ranks, read again only where they changed. Somebody looks every LOOK_SECONDS."""
 
     def __init__(self, folder: Path, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._ranks, self._clock = folder, tuple(ranks), clock
+        self._looked, self._stopped = clock(), 0.0
         self._stepped: dict[int, float] = {}
         self._read: dict[int, tuple[tuple[int, int], RankReport]] = {}
         self._before: RankReport | None = None
@@ -76,6 +81,7 @@ class Reports:
 
     def of(self, rank: int) -> RankReport | None:
         """The latest report of a rank, None before its first."""
+        self._now()
         path = report_path(self._folder, rank)
         # Half a report cannot be seen, ranks rename; one of another version of the trainer is as good as none.
         with contextlib.suppress(OSError, ValueError):
@@ -88,7 +94,7 @@ class Reports:
     def _take(self, rank: int, version: tuple[int, int], report: RankReport) -> None:
         former = self._read.get(rank)
         if _is_news(None if former is None else former[1], report, stepped=rank in self._stepped):
-            self._stepped[rank] = self._clock()
+            self._stepped[rank] = self._now()
         found, newest = report.checkpoint, self._checkpoint
         if found is not None and (newest is None or found.step > newest.step):
             self._checkpoint = found
@@ -97,9 +103,20 @@ class Reports:
         self._read[rank] = (version, report)
 
     def seconds_since_step(self, rank: int) -> float | None:
-        """Return how long ago a report with another step was seen, or with another phase after it; None: none was."""
+        """Return how long ago a report with another step was seen, or with another phase after it; None: none was.
+
+        Time in which this process was stopped does not count.
+        """
         at = self._stepped.get(rank)
-        return None if at is None else self._clock() - at
+        return None if at is None else self._now() - at
+
+    def _now(self) -> float:
+        """The time, without that in which this process was stopped."""
+        now = self._clock()
+        pause, self._looked = now - self._looked, now
+        if pause > _STOPPED_SECONDS:
+            self._stopped += pause
+        return now - self._stopped
 
     def progress(self) -> RankReport | None:
         """The report of the lowest rank that has one, else the last one of a former life in this pod."""

@@ -23,7 +23,7 @@ from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.output import KEPT_LINES, log, write_all
 from disttrain_agent.processes import die_with
-from disttrain_agent.reports import Reports
+from disttrain_agent.reports import LOOK_SECONDS, Reports
 from disttrain_api.log_rules import LoggedProgress, compiled
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
 from disttrain_session.log_progress import Lines, LogProgress
@@ -119,10 +119,13 @@ class _Program:
             stream = _Stream(pipe, target, self._read)
             self._streams.append(stream)
             self._loop.add_reader(pipe, self._pass_on, stream)
-        look = Look(self._pod, _Alone(self), Reports(self._place.reports, [self.rank]))
-        listener = listen(self._pod, look, log)
+        reports = Reports(self._place.reports, [self.rank])
+        listener = listen(self._pod, Look(self._pod, _Alone(self), reports), log)
         self._reap()
-        await self._ended.wait()
+        while not self._ended.is_set():
+            reports.of(self.rank)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), LOOK_SECONDS)
         if listener is not None:
             listener.close()
         return self._finish(child)

@@ -1,6 +1,7 @@
 """Ranks that train and do no step any more: by what their agent says, never by what it does not say."""
 
 import re
+from datetime import datetime, timedelta
 
 from disttrain_api.bounds import cut
 from disttrain_api.names import Reason
@@ -60,9 +61,13 @@ def exceeds(stall: Stall, spec: JobSpec) -> bool:
     # A trainer of another version may evaluate, too, and say nothing of it.
     if deadline is None or stall.in_training != (spec.progress is None):
         return False
+    return stall.seconds >= max(deadline, _seconds_for_lines(stall, spec))
+
+
+def _seconds_for_lines(stall: Stall, spec: JobSpec) -> float:
+    """The time in which ranks that get on report steps."""
     steps = spec.training.logging.interval if spec.training is not None else 1
-    pause = steps * (stall.seconds_per_step or 0.0)
-    return stall.seconds >= max(deadline, _LOGGED_PAUSES * pause)
+    return _LOGGED_PAUSES * steps * (stall.seconds_per_step or 0.0)
 
 
 def main_stack(text: str) -> str:
@@ -74,7 +79,7 @@ def main_stack(text: str) -> str:
     return cut("".join(letter if letter.isprintable() else "?" for letter in line), _MAX_STACK_BYTES)
 
 
-def hang_of(gang: Gang) -> Verdict | None:
+def hang_of(gang: Gang, now: datetime) -> Verdict | None:
     """Return the verdict on a gang that hangs; None if it makes progress, is incomplete, or no agent has reported a
     hang."""
     live = gang.observed.live
@@ -82,6 +87,10 @@ def hang_of(gang: Gang) -> Verdict | None:
         return None
     incomplete = gang.missing or gang.succeeded or not all(pod.undisturbed for pod in gang.pods)
     if incomplete or not exceeds(live.stall, gang.spec):
+        return None
+    # A machine that was frozen goes on: its pod is ready again before its ranks have reported a step.
+    settled = now - timedelta(seconds=MIN_SECONDS + _seconds_for_lines(live.stall, gang.spec))
+    if any(pod.ready_since is not None and pod.ready_since > settled for pod in gang.pods):
         return None
     pod = next((pod for pod in gang.pods if pod.uid == live.pod_uid), None)
     return None if pod is None else _verdict(pod, live.stall, gang.spec.run_policy)

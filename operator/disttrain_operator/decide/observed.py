@@ -130,6 +130,8 @@ class PodFacts:
     """Which further container has failed while its program runs, and how: a part of a sentence."""
     cut_off: bool = False
     """Its container runs, as far as is known, and yet it is not ready: its node has not reported for a while."""
+    ready_since: datetime | None = None
+    """Since when it is ready; where its node was silent, since that reports again."""
     pod_ended: bool = False
     """Its phase is Succeeded or Failed: no container of it runs any more. Its program may have ended long before."""
     deletion: Deletion | None = None

@@ -73,13 +73,14 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         index=index,
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName"),
-        scheduled_at=_scheduled_at(status),
+        scheduled_at=_since(status, "PodScheduled"),
         program_started=exit_ is not None or runs,
         runs_since=parse_time(running.get("startedAt")) if running is not None else None,
         awaits_address=awaits_address(raw, container) if exit_ is None else None,
         pod_ended=status.get("phase") in ("Succeeded", "Failed"),
         failed_beside=failed_beside(status) if exit_ is None and runs else "",
         cut_off=exit_ is None and runs and _unready(status),
+        ready_since=_since(status, "Ready"),
         deletion=deletion,
         gone=gone,
         waiting=None if exit_ or gated else _waiting(raw, container, init_container, released=released_at is not None),
@@ -174,10 +175,11 @@ def _disruption(status: Raw, *, ended: bool) -> tuple[str | None, str, datetime 
     return _POD_REASONS.get(word), message, None
 
 
-def _scheduled_at(status: Raw) -> datetime | None:
-    conditions = (entry for entry in status.get("conditions") or [] if entry.get("type") == "PodScheduled")
-    placed: Raw = next((entry for entry in conditions if entry.get("status") == "True"), {})
-    return parse_time(placed.get("lastTransitionTime"))
+def _since(status: Raw, type_: str) -> datetime | None:
+    """Since when the condition of this type holds; None: it does not, or nobody says."""
+    conditions = (entry for entry in status.get("conditions") or [] if entry.get("type") == type_)
+    holds: Raw = next((entry for entry in conditions if entry.get("status") == "True"), {})
+    return parse_time(holds.get("lastTransitionTime"))
 
 
 def _unready(status: Raw) -> bool:

@@ -13,13 +13,19 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def run(self, until: float, reports: Reports) -> None:
+        """Let time pass in which the agent looks now and then, as it does while ranks run."""
+        while self.now < until:
+            self.now = min(until, self.now + 2)
+            reports.of(0)
+
 
 def test_time_without_a_step_begins_anew_after_an_evaluation(tmp_path: Path) -> None:
     clock = Clock()
     reports = Reports(tmp_path, [0], clock)
 
     def says(at: float, step: int, phase: RankPhase) -> float | None:
-        clock.now = at
+        clock.run(at, reports)
         rewrite(report_path(tmp_path, 0), RankReport(rank=0, step=step, phase=phase).model_dump_json(by_alias=True))
         reports.of(0)
         return reports.seconds_since_step(0)
@@ -42,8 +48,23 @@ def test_a_step_that_was_logged_before_anybody_looked_counts(tmp_path: Path) -> 
     for report in (done, resumed):
         rewrite(report_path(tmp_path, report.rank), report.model_dump_json(by_alias=True))
         reports.of(report.rank)
-    clock.now = 30.0
+    clock.run(30.0, reports)
     assert (reports.seconds_since_step(0), reports.seconds_since_step(1)) == (30.0, None)
+
+
+def test_time_in_which_the_agent_was_stopped_is_not_time_without_a_step(tmp_path: Path) -> None:
+    """What stops an agent, such as a frozen machine, stops the ranks beside it. They need a while to log a step."""
+    clock = Clock()
+    reports = Reports(tmp_path, [0], clock)
+    rewrite(report_path(tmp_path, 0), RankReport(rank=0, step=20, loss=0.7).model_dump_json(by_alias=True))
+    reports.of(0)
+    clock.run(40.0, reports)
+    clock.now += 1000.0
+    reports.of(0)
+    assert reports.seconds_since_step(0) == 40.0
+    clock.run(1050.0, reports)
+    clock.now += 500.0
+    assert reports.seconds_since_step(0) == 50.0
 
 
 def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -64,7 +85,7 @@ def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_ch
     last = reports.progress()
     assert last is not None
     assert (last.step, last.checkpoint, last.error) == (25, saved, None), "the termination message keeps what is known"
-    clock.now = 50.0
+    clock.run(50.0, reports)
     assert says(step=20) == RankReport(rank=0, step=20, total_steps=90, checkpoint=saved)
     assert reports.progress() == reports.of(0)
     assert reports.seconds_since_step(0) is None, "it has done no step yet"

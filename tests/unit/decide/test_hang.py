@@ -2,11 +2,13 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from disttrain_api.report import AgentStatus, RankError, RankReport, RankStatus
+from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.hang import exceeds, main_stack, stall_of
@@ -203,6 +205,19 @@ def test_nothing_else_is_a_hang(policy: dict[str, Any], changes: dict[str, Any],
     verdict = status.attempts[0].verdict
     assert verdict is None or verdict.class_ != "Hang"
     assert status.attempt == 1
+
+
+@pytest.mark.parametrize(("ago", "reason"), [(0, "AllPodsRunning"), (89, "AllPodsRunning"), (90, "Hang")])
+def test_a_node_that_reports_again_has_time_for_new_steps(ago: int, reason: str) -> None:
+    """A frozen machine goes on, and its pod is ready again before its ranks have logged a step: every tenth is, of a
+    second each."""
+    world = a_running_world(runPolicy=LIMIT)
+    again = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp(world.now - timedelta(seconds=ago))}
+    world.pod(1)["status"]["conditions"] = [again]
+    decision = decide_hung(world)
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert (decision.reason if verdict is None else verdict.class_) == reason
 
 
 def test_a_gang_that_has_not_run_yet_does_not_hang() -> None:

@@ -162,9 +162,9 @@ def test_a_gang_of_which_one_has_finished_is_not_taken_for_one_that_hangs_when_t
     live = Live(world.pod(0)["metadata"]["uid"], 1, None, Stall(0, 61, 5, 1.0))
     spec = world.job.spec
     assert spec is not None
-    assert hang_of(Gang(spec, world.job.status, observe(world.pods.values(), live=live))) is not None
+    assert hang_of(Gang(spec, world.job.status, observe(world.pods.values(), live=live)), world.now) is not None
     forget(world.end(1, 0).settle(), 1)
-    assert hang_of(Gang(spec, world.job.status, observe(world.pods.values(), live=live))) is None
+    assert hang_of(Gang(spec, world.job.status, observe(world.pods.values(), live=live)), world.now) is None
 
 
 @pytest.mark.parametrize(

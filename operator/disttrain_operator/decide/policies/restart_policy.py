@@ -31,7 +31,7 @@ def restart_policy(situation: Situation) -> Transition | None:
         # The others are about to start: nothing is lost by waiting for them.
         return None if why is None else restart_or_fail(situation, verdict_of_start(why, *gave_up_first, policy))
     if found is None:
-        hang = hang_of(situation.gang)
+        hang = hang_of(situation.gang, situation.now)
         return None if hang is None else restart_or_fail(situation, hang)
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
