@@ -46,6 +46,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_pipedream\.py.*(compiled|now and then)": LONG,
     r"trainer/test_hostile_checkpoints\.py.*\[(deep as a key|one list of parts)": LONG,
     r"trainer/test_ema\.py.*FP32": LONG,
+    r"trainer/test_false_alarms\.py": LONG,
     r"trainer/test_loading\.py.*\[(shards|local)": LONG,
     r"trainer/test_stream\.py.*((fsdp2|graph|sgd|task)-at 3|graph-resumed)": LONG,
     r"trainer/test_tasks\.py::test_an_example_learns\[[dms]": LEARNS,

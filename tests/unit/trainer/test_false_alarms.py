@@ -1,0 +1,214 @@
+"""Hours of evaluations, saves, compilation and pauses, in a time of their own: no alarm without a cause, one with it.
+
+The clocks are those of a job: the agent's over the report files, the operator's over the agent's answers, and rank 0's
+over the own times of all ranks. Two pods have two ranks each.
+"""
+
+import random
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain_agent.reports import LOOK_SECONDS, Reports, report_path
+from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
+from disttrain_api.spec import JobSpec
+from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.hang import exceeds, hang_of, stall_of
+from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.reading import observe
+from disttrain_trainer.metrics.stragglers import Stragglers
+from tests.soak import SOAK
+from tests.unit.decide.world import World, a_running_world
+
+STEPS = 100_000
+ASKED_EVERY = 5
+"""Looks of the agent between two questions of the operator."""
+SILENT_SECONDS = 40.0
+"""After which a node that does not report is not ready."""
+SEEDS = [random.randrange(10**9) for _ in range(100)] if SOAK else list(range(10))
+SLOW_RANK = 2
+
+
+@dataclass
+class Hours:
+    """A job in its own time, with the clocks that watch it. slow: how much longer rank 2 works than others."""
+
+    folder: Path
+    chance: random.Random
+    deadline: int
+    slow: float = 1.0
+    now: float = 0.0
+    step: int = 0
+    looks: int = 0
+    line: tuple[int, float] = (0, 0.0)
+    """Step and time of the last line of the log."""
+    owns: list[list[float]] = field(default_factory=list)
+    """The ranks' own times of each step since then."""
+    disturbed: bool = False
+    """Whether something has happened since then that makes a step long."""
+    frozen: int | None = None
+    """The pod whose machine stands still."""
+    hangs: list[float] = field(default_factory=list)
+    """When the operator would have restarted the job."""
+    stragglers: set[int] = field(default_factory=set)
+    """The ranks that were named."""
+
+    def __post_init__(self) -> None:
+        self.interval = self.chance.choice([1, 2, 5, 10])
+        self.seconds = self.chance.uniform(1.0, 60.0 / self.interval)
+        self.watch = Stragglers([range(4)])
+        self.reports = Reports(self.folder, [0, 1], lambda: self.now)
+        self.reports.prepare()
+        self.world: World = a_running_world(
+            workers={"replicas": 2, "processesPerPod": 2},
+            runPolicy={"progressDeadlineSeconds": self.deadline},
+            training={"steps": STEPS, "logging": {"interval": self.interval}, "microBatchSize": 1},
+        )
+        self.began = self.world.now
+        self.report = RankReport(rank=0, total_steps=STEPS, phase=RankPhase.STARTING)
+        self.say(phase=RankPhase.TRAINING)
+
+    @property
+    def spec(self) -> JobSpec:
+        found = self.world.job.spec
+        assert found is not None
+        return found
+
+    def say(self, **changes: Any) -> None:
+        """The ranks report."""
+        self.report = self.report.model_copy(update=changes)
+        for rank in (0, 1):
+            text = self.report.model_copy(update={"rank": rank}).model_dump_json(by_alias=True)
+            report_path(self.folder, rank).write_text(text)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, in which the agent looks and the operator asks, unless the first pod's machine is frozen."""
+        end = self.now + seconds
+        while self.looks * LOOK_SECONDS <= end:
+            self.now = max(self.now, self.looks * LOOK_SECONDS)
+            self.looks += 1
+            if self.frozen == 0:
+                continue
+            for rank in (0, 1):
+                self.reports.of(rank)
+            if self.looks % ASKED_EVERY == 0:
+                self.ask()
+        self.now = end
+
+    def ask(self) -> None:
+        ranks = [
+            RankStatus(
+                rank=rank, seconds_since_step=self.reports.seconds_since_step(rank), report=self.reports.of(rank)
+            )
+            for rank in (0, 1)
+        ]
+        stall = stall_of(AgentStatus(job_uid="u", attempt=1, ranks=ranks))
+        if stall is None or not exceeds(stall, self.spec):
+            return
+        pod = self.world.pod()
+        observed = observe(self.world.pods.values(), live=Live(pod["metadata"]["uid"], 1, self.report, stall))
+        gang = Gang(self.spec, self.world.job.status, observed)
+        if hang_of(gang, self.began + timedelta(seconds=self.now)) is not None:
+            self.hangs.append(self.now)
+
+    def freeze(self, seconds: float) -> int:
+        """A machine stands still, and its node is not ready after a while until it reports again. Returns whose."""
+        self.frozen = index = self.chance.randrange(2)
+        pod = self.world.pod(index)
+        self.pass_time(min(seconds, SILENT_SECONDS))
+        if seconds > SILENT_SECONDS:
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+            self.pass_time(seconds - SILENT_SECONDS)
+            since = timestamp(self.began + timedelta(seconds=self.now))
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
+        self.frozen = None
+        return index
+
+    def work(self) -> None:
+        """Take a step; now and then one that is long, but no two of them between two lines of the log."""
+        chance = self.chance
+        usual = self.seconds * chance.uniform(0.8, 1.1)
+        own = [0.8 * self.seconds * chance.uniform(0.9, 1.1) for _ in range(4)]
+        own[SLOW_RANK] *= self.slow
+        event = chance.random() if not self.disturbed else 1.0
+        if event < 0.01:
+            # Something is compiled anew, on all ranks.
+            longer = chance.uniform(0, 60)
+            own = [one + longer for one in own]
+        elif event < 0.03:
+            # One rank waits for its disk, or its process is stopped.
+            own[chance.randrange(4)] += chance.uniform(0, 60)
+        self.pass_time(max(usual, *own))
+        if 0.03 <= event < 0.04:
+            before = self.now
+            pod = self.freeze(chance.choice([chance.uniform(0, 40), chance.uniform(0, 1500)]))
+            own[2 * pod] += self.now - before
+        self.disturbed |= event < 0.04
+        self.step += 1
+        self.owns.append(own)
+        if self.step % self.interval == 0:
+            self.log()
+
+    def log(self) -> None:
+        step, at = self.line
+        own = [sorted(own[rank] for own in self.owns)[(len(self.owns) - 1) // 2] for rank in range(4)]
+        self.watch.take(own, self.step - step, self.now - at)
+        if self.watch.found is not None:
+            self.stragglers.add(self.watch.found.rank)
+        left = (STEPS - self.step) * self.now / self.step
+        self.say(step=self.step, loss=1.0, remaining_seconds=left)
+        self.line, self.owns, self.disturbed = (self.step, self.now), [], False
+
+    def rest(self, phase: RankPhase, seconds: float) -> None:
+        """Do something else than to train."""
+        self.say(phase=phase)
+        self.pass_time(seconds)
+        self.say(phase=RankPhase.TRAINING)
+
+    def train(self, seconds: float, every: int = 1) -> None:
+        """Train for so long, with all that a job does besides. every: the least steps between two evaluations."""
+        chance = self.chance
+        evaluates, saves = every * chance.choice([7, 50]), every * chance.choice([11, 100])
+        # Compilation, before anybody has seen a step.
+        self.pass_time(chance.uniform(0, 900))
+        until = self.now + seconds
+        while self.now < until:
+            self.work()
+            if self.step % evaluates == 0:
+                self.rest(RankPhase.EVALUATING, chance.uniform(0, 1200))
+            if self.step % saves == 0:
+                self.rest(RankPhase.SAVING, chance.uniform(0, 600))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_hour_without_a_hang_and_a_slow_rank_has_no_alarm(tmp_path: Path, seed: int) -> None:
+    hours = Hours(tmp_path, random.Random(seed), deadline=240)
+    hours.train(3600.0)
+    assert (hours.hangs, hours.stragglers) == ([], set())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_hang_is_always_found_in_time(tmp_path: Path, seed: int) -> None:
+    """Once the deadline is over and three lines of the log are missing; the agent looks every two seconds."""
+    chance = random.Random(seed)
+    hours = Hours(tmp_path, chance, deadline=chance.choice([60, 240]))
+    while hours.now < 600 or hours.step % hours.interval:
+        hours.disturbed = True
+        hours.work()
+    _, logged = hours.line
+    needed = max(hours.deadline, 3 * hours.interval * hours.now / hours.step)
+    hours.pass_time(needed + LOOK_SECONDS + ASKED_EVERY * LOOK_SECONDS)
+    assert hours.hangs
+    assert needed <= hours.hangs[0] - logged
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slow_rank_is_always_named_and_no_other(tmp_path: Path, seed: int) -> None:
+    hours = Hours(tmp_path, random.Random(seed), deadline=240, slow=1.7)
+    # Where a job trains for a small part of its time, a slow rank is not worth a word.
+    hours.train(3 * 3600.0, every=10)
+    assert (hours.hangs, hours.stragglers) == ([], {SLOW_RANK})
