@@ -116,11 +116,13 @@ class Hours:
             self.hangs.append(self.now)
 
     def freeze(self, seconds: float) -> int:
-        """A machine stands still, and its node is not ready after a while until it reports again. Returns whose."""
+        """A machine stands still, and its node is not ready after a while until it reports again; or all processes of
+        the first pod do, and no node says so. Returns whose."""
         self.frozen = index = self.chance.randrange(2)
         pod = self.world.pod(index)
-        self.pass_time(min(seconds, SILENT_SECONDS))
-        if seconds > SILENT_SECONDS:
+        of_machine = index == 1 or self.chance.random() < 0.5
+        self.pass_time(min(seconds, SILENT_SECONDS) if of_machine else seconds)
+        if of_machine and seconds > SILENT_SECONDS:
             pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
             self.pass_time(seconds - SILENT_SECONDS)
             since = timestamp(self.began + timedelta(seconds=self.now))
@@ -187,7 +189,7 @@ class Hours:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_hour_without_a_hang_and_a_slow_rank_has_no_alarm(tmp_path: Path, seed: int) -> None:
     hours = Hours(tmp_path, random.Random(seed), deadline=240)
-    hours.train(3600.0)
+    hours.train(3600.0, every=hours.chance.choice([1, 50]))
     assert (hours.hangs, hours.stragglers) == ([], set())
 
 
