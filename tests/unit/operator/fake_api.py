@@ -82,7 +82,6 @@ class FakeApi:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None
         await self._runner.cleanup()
 
     # What tests do to the store.
@@ -270,7 +269,6 @@ class FakeApi:
         if fault == "garbage":
             await stream.write(b'{"type": "ADDED", "object"\n')
         elif fault == "reset":
-            assert request.transport is not None
             request.transport.abort()
         elif fault.startswith("error:"):
             code = int(fault.removeprefix("error:"))

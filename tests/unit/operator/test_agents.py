@@ -85,8 +85,6 @@ async def test_the_first_worker_of_the_newest_attempt_is_asked_and_wakes_its_job
     fleet = Fleet(a_pod(1), a_pod(2), a_pod(2, 1), a_pod(3, phase="Pending"))
     fleet.answers = lambda agent: an_answer(2)
     live = await fleet.round()
-    assert live is not None
-    assert live.report is not None
     assert (live.attempt, live.report.step, fleet.woken) == (2, 5, [UID])
     assert [(agent.attempt, agent.host, agent.port, token) for agent, token in fleet.asked] == [
         (2, "10.0.0.7", AGENT_PORT, f"token of {UID}")
@@ -150,12 +148,10 @@ async def test_each_new_request_for_a_checkpoint_reaches_an_agent_once() -> None
     for _ in range(2):
         live = await fleet.round()
     assert taken == [1, 2], "no checkpoint has come since: the next attempt is asked, too"
-    assert live is not None
     assert live.taken_request == "first"
     job(6, "second")
     live = await fleet.round()
     assert taken == [1, 2, 2]
-    assert live is not None
     assert live.taken_request == "second"
 
 
@@ -189,7 +185,6 @@ async def test_figures_that_no_status_can_hold_are_left_out() -> None:
     fleet = Fleet(a_pod())
     fleet.answers = lambda agent: an_answer(loss="1e999", remainingSeconds=-1, samplesPerSecond="x" * 100, phase=7)
     live = await fleet.round()
-    assert live is not None
     assert live.report is not None
     report = live.report
     assert (report.step, report.loss, report.remaining_seconds, report.phase) == (5, None, None, None)
@@ -228,12 +223,9 @@ async def test_ranks_that_do_no_step_for_too_long_are_asked_where_they_are() -> 
     fleet = Fleet(a_pod(), runPolicy={"progressDeadlineSeconds": 100})
     fleet.answers = lambda agent: a_silent_answer(99)
     live = await fleet.round()
-    assert live is not None
     assert live.stall is None
     fleet.answers = lambda agent: a_silent_answer(101)
     live = await fleet.round()
-    assert live is not None
-    assert live.stall is not None
     assert (live.stall.seconds, live.stall.stack, len(fleet.woken)) == (101, "all_reduce (b.py:3)", 2)
 
 
@@ -246,11 +238,9 @@ async def test_without_stacks_it_is_asked_again_and_nothing_is_reported(stacks: 
     fleet = Fleet(a_pod(), runPolicy={"progressDeadlineSeconds": 100})
     fleet.answers, fleet.stacks = lambda agent: a_silent_answer(500), stacks
     live = await fleet.round()
-    assert live is not None
     assert (live.stall, live.report is not None) == (None, True)
     fleet.stacks = lambda agent: STACKS
     live = await fleet.round()
-    assert live is not None
     assert live.stall is not None
 
 
@@ -270,7 +260,6 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
     fleet = Fleet(a_pod())
     fleet.answers, fleet.stacks = lambda agent: a_silent_answer(10**6), refuses
     live = await fleet.round()
-    assert live is not None
     assert live.stall is None
 
 
@@ -313,7 +302,6 @@ def test_an_attempt_that_is_no_number_of_the_operators_has_no_agent(attempt: str
 
 def test_an_address_of_version_6_is_asked_in_brackets() -> None:
     found = agent_of(UID, keep_pod(keep_pod(a_pod(host="fd00::7"))))
-    assert found is not None
     assert found.host == "[fd00::7]"
 
 

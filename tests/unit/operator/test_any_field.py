@@ -172,14 +172,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("keep", "base", "schema", "most", "at_least", "may_be_refused"), CASES.values(), ids=CASES)
-def test_whatever_field_is_large_what_is_kept_is_bounded(
-    keep: Callable[[Raw], Raw],
-    base: Raw,
-    schema: Callable[[], Schema],
-    most: int,
-    at_least: int,
-    may_be_refused: tuple[str, ...],
-) -> None:
+def test_whatever_field_is_large_what_is_kept_is_bounded(keep, base, schema, most, at_least, may_be_refused):
     """`may_be_refused`: fields of which so much is needed that the object is kept as a name where they are large. Red
     where a text is kept as long as it is."""
     tried, too_large, not_kept = 0, dict[str, int](), dict[str, str]()

@@ -123,9 +123,7 @@ def test_a_plugin_prints_a_certificate_and_gets_the_cluster(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("lives", "refused", "calls"), [(None, False, 1), (None, True, 2), (3600, False, 1), (30, False, 2)]
 )
-def test_a_plugin_is_asked_again_for_what_expires_or_is_refused(
-    tmp_path: Path, lives: int | None, refused: bool, calls: int
-) -> None:
+def test_a_plugin_is_asked_again_for_what_expires_or_is_refused(tmp_path, lives, refused, calls):
     status = {"token": "t"}
     if lives is not None:
         status["expirationTimestamp"] = (datetime.now(UTC) + timedelta(seconds=lives)).isoformat()

@@ -102,7 +102,6 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.list is not None)
     @rule()
     def the_list_arrives(self) -> None:
-        assert self.list is not None
         self.cache.replace(*self.list)
         self.list = None
 

@@ -35,9 +35,7 @@ POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
         (503, "ServiceUnavailable", errors.Unavailable),
     ],
 )
-async def test_a_refusal_becomes_an_error_of_its_kind(
-    api: FakeApi, client: Client, code: int, reason: str, expected: type[errors.KubeError]
-) -> None:
+async def test_a_refusal_becomes_an_error_of_its_kind(api, client, code, reason, expected):
     api.refusals.append(lambda *_: refusal(code, reason, "the words"))
     with pytest.raises(expected, match="the words") as caught:
         await client.get(PODS)
@@ -191,9 +189,7 @@ async def test_the_token_is_asked_for_with_every_request(api: FakeApi, monkeypat
     assert list(tokens) == []
 
 
-async def test_a_time_out_closes_idle_connections_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_time_out_closes_idle_connections_and_no_others(monkeypatch):
     """Behind a half-open path all kept connections are dead: they must not cost a time-out each."""
     answering = True
     opened = 0

@@ -87,5 +87,4 @@ def test_what_was_forgotten_is_read_again() -> None:
     for _ in range(2):
         for uid in ("a", "b"):
             job = world.job(uid)
-            assert job is not None
             assert (job.name, len(world._facts)) == (uid, 1)

@@ -223,9 +223,7 @@ some_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=
 # The first pod of the second gang is let go to a room that is taken at that moment.
 @example([(2, 3), (2, 2)], ["a", "a", "b"], [("take", "a"), ("step", 1, 1)])
 @given(some_sizes, st.lists(st.sampled_from(sorted(GPUS)), max_size=4), events)
-def test_no_room_is_promised_twice_and_no_gang_stays_half(
-    sizes: list[tuple[int, int]], taken: list[str], happenings: list[tuple[Any, ...]]
-) -> None:
+def test_no_room_is_promised_twice_and_no_gang_stays_half(sizes, taken, happenings):
     async def run_fleet() -> None:
         fleet = Fleet(sizes)
         await fleet.start_operator()

@@ -40,9 +40,7 @@ def a_pod(metadata: dict[str, Any], gpus: int = 100_000, **spec: Any) -> dict[st
     ],
     ids=["annotation", "labels", "reference from another namespace", "reference to no job"],
 )
-async def test_a_pod_of_nobodys_takes_nothing_of_the_node_that_it_names(
-    cluster: Cluster, metadata: dict[str, Any]
-) -> None:
+async def test_a_pod_of_nobodys_takes_nothing_of_the_node_that_it_names(cluster, metadata):
     """Red where an owner in another namespace counts, and where anybody's annotation reserves a node."""
     cluster.gang("one")
     forged = {"name": "forged", "uid": "forged", "namespace": "evil", "annotations": {RESERVED: "a"}}
@@ -69,9 +67,7 @@ async def test_pods_that_a_tenant_adds_to_its_own_gang_take_nothing(cluster: Clu
     assert dict((await cluster.answer("one")).nodes) == {"one-0": "a", "one-1": "b"}
 
 
-async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(cluster, monkeypatch, caplog):
     """Red where its error ends the cycle for all jobs."""
     cluster.gang("odd", age=5)
     cluster.gang("one")
@@ -91,9 +87,7 @@ async def test_a_job_that_cannot_be_read_costs_itself_and_is_named_once(
     ]
 
 
-async def test_a_job_that_cannot_be_read_after_the_cycle_delays_no_other(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_job_that_cannot_be_read_after_the_cycle_delays_no_other(cluster, monkeypatch, caplog):
     cluster.gang("odd", 1, age=5)
     cluster.gang("one", 1)
     read_job, reads = cluster.world.job, list[str]()
@@ -123,7 +117,6 @@ async def test_a_gang_that_cannot_be_placed_delays_no_other(cluster: Cluster, ca
     cluster.gang("odd", age=5)
     cluster.gang("one")
     raw = cluster.gate.pods.get("odd-1")
-    assert raw is not None
     raw["pod"] = replace(raw["pod"], needs=Needs(requests=((GPU, "eight"),)))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -137,7 +130,6 @@ async def test_an_error_about_one_gang_delays_no_other_and_is_its_reason(cluster
     cluster.gang("odd", age=5)
     cluster.gang("one")
     raw = cluster.gate.pods.get("odd-1")
-    assert raw is not None
     raw["pod"] = replace(raw["pod"], identity=["worker", 1])
     assert dict((await cluster.answer("one")).nodes) == {"one-0": "a", "one-1": "b"}
     assert (await cluster.answer("odd")).why.startswith("the gate has failed to look at it (TypeError: ")
@@ -171,7 +163,6 @@ async def test_resources_that_nobody_has_do_not_hide_what_a_pod_takes(cluster: C
     }
     cluster.gate.pods.apply("ADDED", cluster.next(raw))
     kept = cluster.gate.pods.get("greedy")
-    assert kept is not None
     taken = dict(kept["pod"].requests)
     assert len(taken) == read.MAX_RESOURCES
     assert (taken[GPU], taken["cpu"], taken["memory"], taken["pods"]) == (8, 7000, 2**30, 1)
@@ -213,11 +204,9 @@ async def test_thousands_of_gangs_are_not_all_looked_at(cluster: Cluster, monkey
     assert raw is not None
     cluster.gang("other", 2)
     other = cluster.world.jobs.get("other")
-    assert other is not None
     other["metadata"]["namespace"] = "elsewhere"
     for index in range(2):
         pod = cluster.gate.pods.get(f"other-{index}")
-        assert pod is not None
         pod["pod"] = replace(pod["pod"], namespace="elsewhere")
     assert (await cluster.answer("huge-2")).why.startswith("needs 3 pods")
     assert (await cluster.answer("huge-3")).why == (await cluster.answer("huge-4")).why == gate_cycle.BEHIND_ITS_OWN

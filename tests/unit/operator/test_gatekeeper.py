@@ -1,7 +1,5 @@
 """The gate's shell: what it sees, what it reserves, when it speaks."""
 
-import pytest
-
 from disttrain_api.names import Role
 from disttrain_operator import gate_cycle, gatekeeper
 from disttrain_operator.decide.observed import Admission
@@ -77,9 +75,7 @@ async def test_gates_of_others_come_first(cluster: Cluster) -> None:
     assert await cluster.answer("one") == Admission(why=gate_cycle.OTHERS_HOLD)
 
 
-async def test_a_reason_whose_numbers_change_all_the_time_is_written_now_and_then(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reason_whose_numbers_change_all_the_time_is_written_now_and_then(cluster, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(gatekeeper.time, "monotonic", lambda: now[0])
     cluster.gang("one", 3)

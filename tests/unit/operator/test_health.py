@@ -152,7 +152,6 @@ async def test_where_ipv6_is_off_those_of_ipv4_are(error: OSError, monkeypatch: 
 
     monkeypatch.setattr(socket, "create_server", without_ipv6)
     async with served(address="") as health:
-        assert health.address is not None
         assert await answer_at(socket.AF_INET, "127.0.0.1", health.address[1]) == b"HTTP/1.1 200 OK\r\n"
 
 
@@ -172,15 +171,12 @@ async def test_an_address_that_is_named_is_the_only_one() -> None:
     if not has_ipv6():
         pytest.skip("this machine has no IPv6")
     async with served(address="::1") as health:
-        assert health.address is not None
         assert await answer_at(socket.AF_INET6, "::1", health.address[1]) == b"HTTP/1.1 200 OK\r\n"
         with pytest.raises(ConnectionRefusedError):
             await answer_at(socket.AF_INET, "127.0.0.1", health.address[1])
 
 
-async def test_hundreds_of_half_requests_hold_a_bounded_number_of_places_and_keep_no_probe_out(
-    health: Health, strangers: Strangers
-) -> None:
+async def test_hundreds_of_half_requests_hold_a_bounded_number_of_places_and_keep_no_probe_out(health, strangers):
     """Red without the bound on places, and where one who comes late is turned away."""
     await strangers.come(400)
     await eventually(lambda: strangers.held() == LIMITS.connections)
@@ -232,7 +228,6 @@ async def test_a_place_is_taken_from_who_has_held_it_longest(health: Health, str
     """Red where the newest gives way: a probe that has only just come would be cut off."""
     await strangers.come(LIMITS.connections)
     await eventually(lambda: open_places(health) == LIMITS.connections)
-    assert health.address is not None
     reader, writer = await asyncio.open_connection(*health.address)
     await strangers.come(5)
     await eventually(lambda: strangers.held() <= LIMITS.connections)
@@ -261,18 +256,14 @@ async def test_a_request_that_takes_too_long_is_closed(sent: bytes) -> None:
         b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n",
     ],
 )
-async def test_garbage_or_a_body_is_answered_and_the_connection_closed(
-    health: Health, strangers: Strangers, sent: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_garbage_or_a_body_is_answered_and_the_connection_closed(health, strangers, sent, caplog):
     await strangers.come(3, sent)
     await eventually(lambda: strangers.held() == 0)
     await eventually(lambda: open_places(health) == 0)
     assert caplog.records == []
 
 
-async def test_a_page_that_fails_is_reported_in_the_log(
-    health: Health, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_page_that_fails_is_reported_in_the_log(health, monkeypatch, caplog):
     def breaks() -> str:
         raise ValueError("nobody thought of this")
 

@@ -121,9 +121,7 @@ async def test_kopf_lists_and_watches_jobs_and_asks_for_nothing_else(api: FakeAp
     assert api.requests == [("GET", EVERYWHERE), ("WATCH", EVERYWHERE)]
 
 
-async def test_kopf_receives_of_an_event_which_object_it_is_about(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kopf_receives_of_an_event_which_object_it_is_about(api, client, monkeypatch):
     """Red where it is handed anything else of the object."""
     received = list[Any]()
     plainly = KopfWatch.events

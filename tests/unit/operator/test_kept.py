@@ -115,7 +115,6 @@ def test_another_label_that_names_the_queue_is_another_spec() -> None:
     assert same_spec(keep(one), keep(same))
     assert not same_spec(keep(one), keep(other))
     spec = read(keep(other), former=None).spec
-    assert spec is not None
     assert spec.run_policy.scheduling_policy.queue_name == "research"
 
 
@@ -185,12 +184,10 @@ def test_a_kept_pod_waits_for_the_address_of_worker_0_as_the_pod_does() -> None:
     kept = keep_pod(raw)
     facts = pod_facts(read_pod(kept))
     assert facts == pod_facts(raw)
-    assert facts is not None
     assert facts.awaits_address is not None
     assert size_of(kept) < 4 * 1024
     raw["spec"]["containers"][0]["startupProbe"] = {"exec": {"command": ["x" * 5_000]}}
     facts = pod_facts(read_pod(keep_pod(raw)))
-    assert facts is not None
     assert facts.awaits_address is None
 
 
@@ -204,7 +201,6 @@ def test_a_kept_pod_tells_which_further_container_has_failed() -> None:
     kept = keep_pod(raw)
     facts = pod_facts(read_pod(kept))
     assert facts == pod_facts(raw)
-    assert facts is not None
     assert facts.failed_beside == "container log failed (exit code 2)"
 
 

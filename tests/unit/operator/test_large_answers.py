@@ -55,9 +55,7 @@ async def test_what_cannot_be_trimmed_comes_as_it_is(api: FakeApi, client: Clien
     assert await client.get(POD) == made
 
 
-async def test_an_answer_of_too_many_parts_is_not_read(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_of_too_many_parts_is_not_read(api, client, monkeypatch):
     """Red where it is parsed before its parts are counted."""
     monkeypatch.setattr(client_module, "MAX_PARSED_BYTES", 2**20)
     await api.put(POD, spec={"parts": [{}] * LARGE_BYTES})
@@ -65,9 +63,7 @@ async def test_an_answer_of_too_many_parts_is_not_read(
         await client.get(POD)
 
 
-async def test_a_large_job_and_its_large_pods_are_trimmed_beside_the_loop(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_job_and_its_large_pods_are_trimmed_beside_the_loop(api, client, monkeypatch):
     """Each write of its status is answered with all of it, and each pod with the template. Red where the loop parses
     them."""
     trimming = Trimming()

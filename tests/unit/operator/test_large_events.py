@@ -81,9 +81,7 @@ async def test_of_an_object_that_changes_all_the_time_the_newest_is_read(reader:
     assert threading.get_ident() not in reader.threads
 
 
-async def test_which_object_an_event_is_about_is_found_beside_the_loop(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_which_object_an_event_is_about_is_found_beside_the_loop(reader, monkeypatch):
     """Red where the loop goes through the text itself."""
     threads = []
 
@@ -208,9 +206,7 @@ OTHERS = st.dictionaries(st.sampled_from(["annotations", "labels", "managedField
 
 
 @given(others=OTHERS, indent=st.sampled_from([None, 1]), ascii_only=st.booleans(), in_order=st.booleans())
-def test_the_object_of_an_event_is_that_of_its_metadata(
-    others: Raw, indent: int | None, ascii_only: bool, in_order: bool
-) -> None:
+def test_the_object_of_an_event_is_that_of_its_metadata(others, indent, ascii_only, in_order):
     own = {"uid": "u", "name": "n", "namespace": "s", "resourceVersion": "7"}
     raw = {"apiVersion": "v1", "kind": "Pod", "metadata": {**others, **own}, "spec": own}
     text = json.dumps(raw, indent=indent, ensure_ascii=ascii_only, sort_keys=in_order)

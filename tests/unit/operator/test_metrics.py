@@ -117,7 +117,6 @@ def test_words_of_another_version_are_one_label() -> None:
     for number in range(50):
         metrics.saw_job("a", f"Phase{number}", f"State{number}", gone=False)
     verdict = failed(1, 0, 1, 2).verdict
-    assert verdict is not None
     attempt = failed(1, 0, 1, 2).model_copy(update={"verdict": verdict.model_copy(update={"class_": "Gremlins"})})
     metrics.wrote_status(JobStatus(), JobStatus(restarts=1, attempts=[attempt]))
     page = metrics.text().decode()

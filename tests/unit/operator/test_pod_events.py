@@ -90,7 +90,6 @@ async def test_a_pod_that_has_had_a_node_for_a_while_is_asked_about_once_and_its
     assert await waits.after(1) == ["default"]
     assert waits.api.queries == [{"fieldSelector": f"involvedObject.uid={uid}-0-1", "limit": "50"}]
     seen = waits.world.snapshot(uid, Sources(event_of=waits.reader.event))
-    assert seen is not None
     assert seen[1].pod_event == PodEvent(f"{uid}-0-1", "FailedMount", "no such map")
     assert waits.woken == [uid]
 
@@ -156,9 +155,7 @@ async def test_of_other_pods_nothing_is_read(waits: Waits, change: Any) -> None:
         assert await waits.after(PATIENCE_SECONDS) == []
 
 
-async def test_each_attempt_has_its_own_patience(
-    waits: Waits,
-) -> None:
+async def test_each_attempt_has_its_own_patience(waits):
     uid = waits.job()
     await waits.say("no such map")
     await waits.after(0)

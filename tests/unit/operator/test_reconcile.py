@@ -207,9 +207,7 @@ async def test_a_lost_event_loses_nothing_else(shell: Shell) -> None:
         (lambda: refusal(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"), "CreateFailed"),
     ],
 )
-async def test_a_refusal_is_a_reason_on_the_job_until_it_is_lifted(
-    shell: Shell, answer: Callable[[], web.Response], reason: str
-) -> None:
+async def test_a_refusal_is_a_reason_on_the_job_until_it_is_lifted(shell, answer, reason):
     shell.api.refusals.append(refuse("/pods", answer))
     await shell.reconcile()
     await shell.reconcile()
@@ -310,9 +308,7 @@ async def test_an_outage_between_two_pods_is_continued(shell: Shell) -> None:
     assert shell.job()["status"]["restarts"] == 0
 
 
-async def test_a_decision_that_fails_backs_off_and_leaves_other_jobs_alone(
-    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_decision_that_fails_backs_off_and_leaves_other_jobs_alone(api, client, caplog):
     decided: list[str] = []
 
     def fail(job: Job, *_: object) -> Any:
@@ -356,11 +352,8 @@ async def test_a_server_that_throttles_is_no_problem_of_the_pod(shell: Shell) ->
 async def test_the_facts_of_a_pod_are_read_once_per_version(shell: Shell) -> None:
     await shell.reconcile()
     before, after = (shell.world.snapshot(shell.key.uid) for _ in range(2))
-    assert before is not None
-    assert after is not None
     assert all(one is other for one, other in zip(before[1].pods, after[1].pods, strict=True))
     path = next(path for path in shell.api.objects if "/pods/" in path)
     shell.world.pods.observe(await shell.api.put(path, status={"phase": "Running"}))
     changed = shell.world.snapshot(shell.key.uid)
-    assert changed is not None
     assert sum(one is other for one, other in zip(before[1].pods, changed[1].pods, strict=True)) == 2

@@ -51,9 +51,7 @@ def test_a_flag_wins_over_its_variable() -> None:
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
     ],
 )
-def test_a_wrong_flag_or_variable_ends_with_a_sentence(
-    wrong: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_flag_or_variable_ends_with_a_sentence(wrong, sentence, capsys):
     name, _, value = wrong.partition("=")
     variable = "DISTTRAIN_" + name.removeprefix("--").upper().replace("-", "_")
     for given in ([wrong], {}), ([], {variable: value}):
@@ -114,9 +112,7 @@ async def test_an_informer_that_has_not_begun_yet_is_not_stuck(client: Client) -
     assert health.healthy
 
 
-async def test_an_operator_that_waits_for_its_crd_measures_its_loop(
-    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_operator_that_waits_for_its_crd_measures_its_loop(api, client, caplog):
     """Else /healthz would take the loop for hung, and the kubelet would start the operator again and again."""
     api.refusals.append(lambda method, *_: refusal(404, "") if method == "GET" else None)
     operator = Operator(Settings(health_address="127.0.0.1", health_port=0), client, None, b"key")

@@ -37,9 +37,7 @@ def test_keys_of_processes_without_a_file_differ() -> None:
     assert file_or_random_key(Settings()) != file_or_random_key(Settings())
 
 
-def test_the_process_ends_with_the_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_process_ends_with_the_sentence(tmp_path, monkeypatch, caplog):
     """Red where the error is not reported, and without end where the key's length is not looked at."""
     file = tmp_path / "key"
     file.touch()
@@ -85,9 +83,7 @@ async def test_who_loses_the_race_takes_the_winners_key(api: FakeApi, client: Cl
     assert await key_of_secret(client, "ops/tokens") == b"w" * MIN_KEY_BYTES
 
 
-async def test_rights_that_come_late_are_waited_for(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rights_that_come_late_are_waited_for(api, client, monkeypatch, caplog):
     monkeypatch.setattr("disttrain_operator.token_key.POLL_SECONDS", 0.01)
     api.refusals.append(lambda method, path, body: refusal(403, "Forbidden", "no right") if path == SECRET else None)
     waiting = asyncio.create_task(key_of_secret(client, "ops/tokens"))

@@ -33,9 +33,7 @@ def of_one_namespace(api: FakeApi, client: Client, me: str = "team-a/two/pod-2_b
         (Lease("", "7", 4.0), 11.9, True),
     ],
 )
-def test_a_lease_is_taken_for_longer_than_its_own_replicas_need_to_succeed_each_other(
-    lease: Lease | None, age: float, taken: bool
-) -> None:
+def test_a_lease_is_taken_for_longer_than_its_own_replicas_need_to_succeed_each_other(lease, age, taken):
     assert is_taken(ObservedLease(lease, since=10.0), 10.0 + age) is taken
 
 
@@ -75,9 +73,7 @@ async def test_operators_of_different_namespaces_all_lead(api: FakeApi, client: 
 
 
 @pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (404, "NotFound")])
-async def test_where_no_operator_of_all_grants_a_look_at_its_lease_there_is_none(
-    api: FakeApi, client: Client, code: int, reason: str
-) -> None:
+async def test_where_no_operator_of_all_grants_a_look_at_its_lease_there_is_none(api, client, code, reason):
     api.refusals.append(lambda method, path, body: refusal(code, reason) if path.startswith(OF_ALL) else None)
     narrow = of_one_namespace(api, client)
     with taking_part(narrow):
@@ -94,9 +90,7 @@ async def test_who_cannot_know_whether_one_of_all_leads_does_not_act(api: FakeAp
         await eventually(lambda: not narrow.leads)
 
 
-async def test_a_second_release_of_the_same_jobs_says_who_leads(
-    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_second_release_of_the_same_jobs_says_who_leads(api, client, caplog):
     first, second = of_all_namespaces(api, client), of_all_namespaces(api, client, "tests/two/pod-9_z")
     leadership = Leadership(second)
     with taking_part(first):
@@ -141,9 +135,7 @@ async def test_who_changes_the_leases_labels_unseats_nobody(api: FakeApi, client
         assert api.objects[OF_ALL]["metadata"]["labels"] == {"chart": "4"}, "they are not the operator's"
 
 
-async def test_a_lease_that_may_not_be_made_again_is_asked_for(
-    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_lease_that_may_not_be_made_again_is_asked_for(api, client, caplog):
     api.refusals.append(lambda method, path, body: refusal(403, "Forbidden") if method == "POST" else None)
     wide = of_all_namespaces(api, client)
     with caplog.at_level(logging.INFO), taking_part(wide):

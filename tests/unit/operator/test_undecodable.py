@@ -101,9 +101,7 @@ async def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(api: FakeAp
     assert len(api.queries) < 20, "pages grow again"
 
 
-async def test_of_an_object_that_is_too_large_the_metadata_is_read(
-    api: FakeApi, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_an_object_that_is_too_large_the_metadata_is_read(api, client, monkeypatch):
     monkeypatch.setattr(lists, "MAX_OBJECT_BYTES", 2000)
     for name in "abc":
         await api.put(f"{TEAM}/{name}", spec="x" * 5000 if name == "b" else "")
@@ -177,9 +175,7 @@ async def test_a_new_watch_does_not_begin_before_what_was_stepped_over(api: Fake
     assert watched.informer.lists == 1
 
 
-async def test_events_that_do_not_say_of_what_cost_few_lists(
-    api: FakeApi, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_events_that_do_not_say_of_what_cost_few_lists(api, watched, monkeypatch):
     """Nothing of them can be seen within the work that an event is worth."""
     monkeypatch.setattr(watches, "MAX_TOKENS", 3)
     for _ in range(10):
@@ -198,9 +194,7 @@ async def test_events_that_do_not_say_of_what_cost_few_lists(
     assert watched.informer.lists == 2
 
 
-async def test_a_line_longer_than_an_object_may_be_is_stepped_over(
-    api: FakeApi, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_line_longer_than_an_object_may_be_is_stepped_over(api, watched, monkeypatch):
     for module in (watches, large_events):
         monkeypatch.setattr(module, "MAX_OBJECT_BYTES", 100_000)
     await api.put(f"{TEAM}/bad", spec="x" * 1_000_000)
@@ -273,9 +267,7 @@ async def test_an_answer_is_read_up_to_its_bound(api: FakeApi, client: Client) -
     assert len(await client.read(f"{TEAM}/large", {}, 20_000)) > 10_000
 
 
-async def test_waiting_for_jobs_ends_where_the_first_cannot_be_decoded(
-    api: FakeApi, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_waiting_for_jobs_ends_where_the_first_cannot_be_decoded(api, client, caplog):
     await api.put(f"{job_collection('team')}/bad", spec=DEEP)
     async with asyncio.timeout(GENEROUS):
         await wait_for_jobs(client, None)

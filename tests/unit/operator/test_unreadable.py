@@ -52,9 +52,7 @@ def events_of(api: FakeApi) -> list[Raw]:
     return [raw for path, raw in api.objects.items() if path.startswith(EVENTS)]
 
 
-async def test_an_object_is_named_once_and_again_after_a_while(
-    api: FakeApi, reporting: Reporting, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_object_is_named_once_and_again_after_a_while(api, reporting, caplog):
     for version in range(1, 500):
         reporting.jobs.skip(found("a", version))
     reporting.jobs.skip(found("b"))
@@ -92,9 +90,7 @@ async def test_what_has_gone_meanwhile_is_not_spoken_of(reporting: Reporting, ca
     assert [message.split()[1] for message in caplog.messages] == ["team/b"]
 
 
-async def test_only_the_leader_posts_events(
-    api: FakeApi, reporting: Reporting, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_only_the_leader_posts_events(api, reporting, caplog):
     reporting.acts = False
     reporting.jobs.skip(found("a"))
     await eventually(lambda: caplog.records)
@@ -104,9 +100,7 @@ async def test_only_the_leader_posts_events(
     await eventually(lambda: api.asked("POST") == [EVENTS])
 
 
-async def test_of_any_number_in_a_namespace_some_are_remembered_and_others_take_turns(
-    reporting: Reporting, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_of_any_number_in_a_namespace_some_are_remembered_and_others_take_turns(reporting, caplog):
     for number in range(30 * MOST_WAITING):
         reporting.pods.skip(found(str(number)))
     assert len(reporting.reports._waiting) == MOST_WAITING
