@@ -59,9 +59,7 @@ def test_no_job_fails_for_its_restarts_before_all_last_reports_are_known() -> No
 
 
 @pytest.mark.parametrize(("code", "window"), [(1, 3), (91, 90), (137, 0)])
-def test_a_job_without_a_new_checkpoint_fails_with_the_first_cause_once_its_pods_have_ended(
-    code: int, window: int
-) -> None:
+def test_a_job_without_a_new_checkpoint_fails_with_the_first_cause_once_its_pods_have_ended(code, window):
     world = a_job_with(1)
     world.end(1, code, report=a_report(5)).settle().pass_time(window)
     restart(world).end(1, code, report=a_report(5), at=timestamp(world.now)).settle().pass_time(window).settle()
@@ -110,7 +108,6 @@ def test_last_words_that_come_after_the_end_of_the_job_are_kept() -> None:
     writes = world.status_writes
     world.end(0, 143, report=a_report(10, checkpoint=10)).settle()
     found = status(world).checkpoint
-    assert found is not None
     assert found.step == 10
     assert world.status_writes == writes + 1
 

@@ -82,7 +82,6 @@ def test_a_rule_may_look_at_one_container_alone() -> None:
     assert fail_in_init(world, an_init_status("fetch", died(7))).rule is None
     world = fetching({"onExitCodes": seven | {"containerName": "fetch"}}).run_all().end(0, 7).pass_time(5).settle()
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert (verdict.reason, verdict.rule) == ("RankFailed", None)
 
 
@@ -122,8 +121,6 @@ def test_once_the_program_has_begun_its_own_end_counts() -> None:
     pod["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]
     pod["status"]["initContainerStatuses"] = [an_init_status("proxy", died(137)), an_init_status("fetch", died(9))]
     facts = pod_facts(pod)
-    assert facts is not None
-    assert facts.exit is not None
     assert (facts.exit.code, facts.exit.message, facts.exit.init_container) == (3, "mine", None)
 
 

@@ -1,7 +1,5 @@
 """A job's life as the operator decides it: each test is one claim about what a user reads."""
 
-from typing import Any
-
 import pytest
 
 from disttrain_operator.decide.decision import CreatePod, CreateSupport, DeleteJob
@@ -133,9 +131,7 @@ IDS = (
         ),
     ],
 )
-def test_where_a_rule_of_the_namespace_refuses_pods_the_fields_are_named(
-    reason: str, message: str, policy: dict[str, Any], advice: str
-) -> None:
+def test_where_a_rule_of_the_namespace_refuses_pods_the_fields_are_named(reason, message, policy, advice):
     world = a_world(runPolicy=policy).settle()
     world.problems = [CreateProblem("Pod", "digits-3f9a1-worker-1-a1", 403, reason, message)]
     status, found, sentence = world.settle().condition("Running")

@@ -53,8 +53,6 @@ def test_a_time_that_is_none_is_left_out(time: str) -> None:
         {"type": "DisruptionTarget", "status": "True", "reason": "X", "lastTransitionTime": time}
     ]
     facts = pod_facts(odd)
-    assert facts is not None
-    assert facts.exit is not None
     assert (facts.released_at, facts.exit.finished_at, facts.disrupted_at) == (None, None, None)
     world.put(odd)
     world.put(ended(world.pod(1), 1))
@@ -66,8 +64,6 @@ def test_a_grace_of_thousands_of_years_is_one(grace: int) -> None:
     pod = a_raw_pod(a_job())
     pod["metadata"] |= {"deletionTimestamp": "9994-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}
     facts = pod_facts(pod)
-    assert facts is not None
-    assert facts.deletion is not None
     assert not facts.deletion.forced
 
 
@@ -76,7 +72,6 @@ def test_a_container_that_runs_and_has_ended_is_kept_as_it_is_read() -> None:
     state = pod["status"]["containerStatuses"][0]["state"]
     state["running"] = {"startedAt": "2026-01-01T00:00:00Z"}
     facts = pod_facts(pod)
-    assert facts is not None
     assert facts.exit is not None
     assert facts == pod_facts(read_pod(keep_pod(pod)))
 
@@ -85,8 +80,6 @@ def test_a_deletion_that_cannot_be_read_is_one_without_grace() -> None:
     pod = a_raw_pod(a_job())
     pod["metadata"] |= {"deletionTimestamp": "2500-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
     facts = pod_facts(pod)
-    assert facts is not None
-    assert facts.deletion is not None
     assert facts.deletion.forced
     assert facts.deletion.deadline < datetime(2300, 1, 1, tzinfo=UTC)
 

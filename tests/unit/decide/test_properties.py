@@ -126,8 +126,6 @@ class Jobs(RuleBasedStateMachine):
         verdict = next((entry.verdict for entry in after.attempts if entry.number == before.attempt), None)
         if verdict is not None and verdict.class_ == "Hang":
             live, pods = self.operator.seen.live, self.operator.seen.pods
-            assert live is not None
-            assert live.stall is not None
             assert (live.attempt, live.stall.seconds > 60) == (before.attempt, True)
             runs = [pod for pod in pods if pod.attempt == before.attempt and pod.program_started and pod.program_alive]
             assert {pod.index for pod in runs} == {0, 1, 2}
@@ -190,7 +188,6 @@ class Jobs(RuleBasedStateMachine):
         restarts = RestartsInPlace(count=again, **failed) if again else None
         for pod in self._programs(0):
             report = a_report(max(self.checkpoint - lost, 0), checkpoint=self.checkpoint or None).progress
-            assert report is not None
             report = report.model_copy(update={"phase": phase})
             self.operator.live = Live(pod["metadata"]["uid"], member(pod)[2], report, stall, restarts, frozenset({1}))
 
@@ -367,8 +364,6 @@ class Jobs(RuleBasedStateMachine):
         assert decision.actions == ()
         if decision.status is not None:
             assert same_meaning(decision.status, written)
-            assert decision.status.goodput is not None
-            assert written.goodput is not None
             assert decision.status.goodput.state == written.goodput.state, "the state is no news by itself"
 
     @property

@@ -141,7 +141,6 @@ def test_a_preemption_by_the_queue_is_a_restart_that_does_not_count() -> None:
     ledger = world.job.status
     assert (ledger.attempt, ledger.restarts, ledger.restarts_since_checkpoint) == (2, 1, 0)
     verdict = ledger.attempts[0].verdict
-    assert verdict is not None
     assert (verdict.reason, verdict.class_) == ("Preempted", "Disruption")
     # The old pods are still there, held by Kueue's finalizer; they have ended and nobody waits for them.
     assert attempts_of(world) == {"2"}
@@ -153,7 +152,6 @@ def test_a_preemption_before_the_pods_ran_is_a_new_group_under_new_names() -> No
     world.settle()
     assert world.job.status.attempt == 2
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert verdict.reason == "Preempted"
     assert attempts_of(world) == {"2"}
 
@@ -184,7 +182,6 @@ def test_a_pod_that_was_deleted_in_the_queue_is_no_longer_waited_for() -> None:
     world.settle()
     assert world.job.status.attempt == 2
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert verdict.reason == "PodLost"
     assert not [
         action

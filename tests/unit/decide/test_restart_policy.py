@@ -18,7 +18,6 @@ def test_a_killed_rank_restarts_the_gang_once_the_old_pods_are_gone() -> None:
     assert {pod["metadata"]["labels"]["disttrain.io/attempt"] for pod in world.pods.values()} == {"2"}
     assert world.condition("Restarting")[0] == "False"
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert (verdict.reason, verdict.signal, verdict.node) == ("RankFailed", 9, "node1")
 
 
@@ -45,7 +44,6 @@ def test_the_first_cause_is_the_victim_not_the_peer_that_lost_it() -> None:
     world = a_running_world().end(0, ExitCode.PEER_LOST, report=symptom, at="2026-01-01T11:59:59Z")
     world.end(1, 137, reason="OOMKilled").settle()
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert verdict.reason == "OOMKilled"
     assert verdict.message == ("worker 1 (pod digits-3f9a1-worker-1-a1 on node node1) ran out of memory and was killed")
 
@@ -105,5 +103,4 @@ def test_a_pod_deleted_by_force_while_the_job_runs_restarts_the_gang() -> None:
     world.remove(world.pod(1)["metadata"]["name"], remembered=False)
     world.settle()
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert (verdict.reason, verdict.pod) == ("PodLost", "digits-3f9a1-worker-1-a1")

@@ -64,7 +64,6 @@ def events_of(
     live = Live(world.pod()["metadata"]["uid"], attempt, report, restarts_in_place=restarts)
     observed = observe(world.pods.values(), world.gone, services=world.services)
     decision = decide(world.job, replace(observed, live=live), world.now)
-    assert decision.status is not None
     assert not decision.actions
     world.raw_job["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return tuple(event for event in decision.events if event.reason == "RestartedInPlace")
@@ -215,7 +214,6 @@ def test_ranks_that_start_again_do_not_hang() -> None:
     for status in (between, again):
         assert stall_of(status) is None
         live = live_of(Agent("u", "pod", 1, "10.0.0.1", 29700), status)
-        assert live is not None
         assert live.restarting
         assert (live.restarts_in_place, live.awaited) == (between.restarts_in_place, {3})
 

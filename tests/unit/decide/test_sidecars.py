@@ -36,9 +36,7 @@ ENDS: dict[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("codes", "policy", "end"), ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("clean", ["Running", "All"])
-def test_a_finished_job_holds_nothing_whichever_containers_would_go_on(
-    codes: tuple[int, ...], policy: dict[str, Any], end: str, clean: str
-) -> None:
+def test_a_finished_job_holds_nothing_whichever_containers_would_go_on(codes, policy, end, clean):
     world = a_running_world(runPolicy={**policy, "cleanPodPolicy": clean})
     end_beside_sidecars(world, *codes).pass_time(5).settle()
     assert world.condition(end)[0] == "True"
@@ -139,7 +137,6 @@ def test_a_program_that_fails_beside_its_sidecar_is_judged_at_once() -> None:
     world = end_beside_sidecars(a_running_world(), 137)
     world.settle()
     verdict = world.job.status.attempts[0].verdict
-    assert verdict is not None
     assert (verdict.class_, verdict.exit_code, verdict.pod) == ("Killed", 137, "digits-3f9a1-worker-0-a1")
 
 

@@ -89,7 +89,6 @@ def test_without_a_deadline_a_start_goes_on_and_costs_no_restart_however_often_i
         again(reject(world.pass_time(600)))
     unplaced(world, 2).settle().pass_time(30 * 86_400).settle()
     running = condition(world.job.status, ConditionType.RUNNING)
-    assert running is not None
     assert (running.status, running.reason, running.last_transition_time) == ("False", "Unschedulable", timestamp(NOW))
     assert NO_ROOM[:-1] in running.message
     assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (40, 0)

@@ -26,9 +26,7 @@ def test_a_job_is_complete_when_all_workers_have_succeeded_and_keeps_what_they_r
     status = world.job.status
     assert world.condition("Finished") == ("True", "WorkersSucceeded", "all 2 workers succeeded")
     assert status.phase == "Succeeded"
-    assert status.progress is not None
     assert [(metric.name, metric.value) for metric in status.progress.metrics] == [("accuracy", 0.98)]
-    assert status.checkpoint is not None
     assert status.checkpoint.step == 100
     assert status.completion_time
 
@@ -36,11 +34,9 @@ def test_a_job_is_complete_when_all_workers_have_succeeded_and_keeps_what_they_r
 def test_a_job_whose_last_evaluation_failed_is_complete_and_says_so() -> None:
     world = a_running_world()
     report = a_report(100)
-    assert report.progress is not None
     failed = report.progress.model_copy(update={"evaluation_failure": "the evaluation after step 100 failed"})
     world.end(0, 0, report=report.model_copy(update={"progress": failed})).end(1, 0).settle()
     assert world.job.status.phase == "Succeeded"
-    assert world.job.status.progress is not None
     assert world.job.status.progress.evaluation_failure == "the evaluation after step 100 failed"
 
 

@@ -75,9 +75,7 @@ def test_the_claim_is_named_as_what_is_waited_for(message: str, sentence: str) -
     ],
 )
 @pytest.mark.parametrize("beside", ["", ", 1 Insufficient cpu", ", 2 Too many pods"])
-def test_a_claim_of_one_pod_that_another_uses_is_no_want_of_room(
-    storage: dict[str, Any] | None, volumes: list[str], claim: str, beside: str
-) -> None:
+def test_a_claim_of_one_pod_that_another_uses_is_no_want_of_room(storage, volumes, claim, beside):
     mounted = [{"name": f"v{name}", "persistentVolumeClaim": {"claimName": name}} for name in volumes]
     template = {"spec": {"volumes": [*mounted, {"name": "empty", "emptyDir": {}}]}}
     world = refused_by_the_scheduler(

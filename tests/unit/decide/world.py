@@ -137,7 +137,6 @@ class World:
         return decision.status is not None and decision.status != self.job.status
 
     def _write(self, decision: Decision) -> None:
-        assert decision.status is not None
         self.raw_job["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.status_writes += 1
 
