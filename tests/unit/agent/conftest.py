@@ -60,7 +60,6 @@ class Pod:
         return self
 
     def wait(self, seconds: float = GENEROUS) -> int:
-        assert self.process is not None
         return self.process.wait(seconds)
 
     def run(self, rank_program: str) -> int:
@@ -74,7 +73,6 @@ class Pod:
         return self
 
     def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
         self.process.send_signal(number)
 
     def end(self) -> None:

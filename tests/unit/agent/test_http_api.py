@@ -93,14 +93,12 @@ def test_an_agent_says_where_its_ranks_are(asked: Pod) -> None:
     first = status_of(asked)
     assert (first.job_uid, first.attempt) == ("uid-1", 3)
     (rank,) = first.ranks
-    assert rank.report is not None
     assert (rank.rank, rank.exit_code, rank.report.step, rank.report.phase) == (1, None, 1, "Training")
     assert rank.seconds_since_step is None
     os.kill(rank.pid or 0, 0)
     (asked.folder / "on").touch()
     asked.until(lambda: bool(asked.seen("stepped")), "the next step is reported")
     (rank,) = status_of(asked).ranks
-    assert rank.report is not None
     assert (rank.report.step, rank.report.phase, rank.report.remaining_seconds) == (2, "Evaluating", 7.5)
     assert rank.seconds_since_step is not None
     let_go(asked)
@@ -114,7 +112,6 @@ def test_an_agent_says_how_often_its_ranks_have_started_again_and_that_they_have
     pod.start("report(step=4, totalSteps=9, loss=0.5, phase='Training'); os.kill(os.getpid(), signal.SIGKILL)")
     pod.until(lambda: "restart 2 in place after 3600 s" in pod.log, "the second restart waits")
     status = status_of(pod)
-    assert status.restarts_in_place is not None
     assert (status.restarts_in_place.count, status.restarts_in_place.pause_seconds) == (2, 3600)
     assert (status.restarts_in_place.failure.signal, status.restarts_in_place.failure.log_tail) == (9, None)
     (rank,) = status.ranks
@@ -179,7 +176,6 @@ def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -
 
 def test_an_agent_without_token_or_port_answers_nobody_and_trains(pods: Callable[..., Pod]) -> None:
     pod = pods(1, **{Env.AGENT_PORT: str(a_port())}).start(TRAINING).until_ready()
-    assert pod.process is not None
     # Not by asking: whoever runs beside may have taken the port meanwhile.
     connections = psutil.Process(pod.process.pid).net_connections("tcp")
     assert [one.laddr for one in connections if one.status == psutil.CONN_LISTEN] == []

@@ -1,7 +1,5 @@
 """The kernel's count of processes that it has killed for want of memory, wherever it stands."""
 
-from pathlib import Path
-
 import pytest
 
 from disttrain_agent.memory_kills import memory_kills
@@ -23,9 +21,7 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
         (None, {"memory.events": EVENTS}, None),
     ],
 )
-def test_the_count_is_read_from_the_group_of_this_process(
-    tmp_path: Path, groups: str | None, files: dict[str, str], count: int | None
-) -> None:
+def test_the_count_is_read_from_the_group_of_this_process(tmp_path, groups, files, count):
     if groups is not None:
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text(groups)

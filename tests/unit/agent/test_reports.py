@@ -83,7 +83,6 @@ def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_ch
     reports.begin_again()
     assert (reports.of(0), reports.seconds_since_step(0), reports.checkpoint) == (None, None, 20)
     last = reports.progress()
-    assert last is not None
     assert (last.step, last.checkpoint, last.error) == (25, saved, None), "the termination message keeps what is known"
     clock.run(50.0, reports)
     assert says(step=20) == RankReport(rank=0, step=20, total_steps=90, checkpoint=saved)

@@ -68,9 +68,7 @@ def gangs(tmp_path: Path) -> Iterator[Any]:
     [("exit", "called sys.exit", 1, 2), ("leave", "ended the process", 2, 1)],
     ids=["sys.exit, one pod", "os._exit, two pods"],
 )
-def test_a_rank_that_leaves_early_is_blamed_not_the_peer_that_lost_it(
-    gangs: Any, how: str, words: str, pods: int, ranks: int
-) -> None:
+def test_a_rank_that_leaves_early_is_blamed_not_the_peer_that_lost_it(gangs, how, words, pods, ranks):
     """Red where exit code 0 is a success without a report that the work is done."""
     gang = gangs(pods, ranks)
     codes = gang.run(ending(how, rank=1))
@@ -79,14 +77,12 @@ def test_a_rank_that_leaves_early_is_blamed_not_the_peer_that_lost_it(
     if pods == 2:
         assert codes[0] == ExitCode.PEER_LOST, gang.pods[0].log
     failure = left.failure
-    assert failure.message is not None
     assert (failure.rank, failure.exit_code, failure.reason) == (1, ExitCode.LEFT_EARLY, "LeftEarly")
     # The next batch is loaded before the step is complete.
     assert failure.message.startswith("left at step 8 of 20 with exit code 0 before its work was done; ")
     assert words in failure.message
     if how == "exit":
         assert "ending_code.py:" in failure.message
-        assert failure.signature is not None
         assert (failure.signature.error, failure.signature.step) == ("SystemExit", 8)
 
 

@@ -28,7 +28,6 @@ def noted(folder: Path) -> list[dict[str, Any]]:
 
 def zygote(pod: Pod) -> psutil.Process | None:
     """The process below the agent that is ready to fork."""
-    assert pod.process is not None
     found = psutil.Process(pod.process.pid).children()
     return next((process for process in found if process.name() == "zygote"), None)
 
@@ -62,7 +61,6 @@ def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Call
     (pod.folder / "on").touch()
     assert pod.wait(PATIENT) == 0, pod.log
     restarts = pod.report.restarts_in_place
-    assert restarts is not None
     assert (restarts.count, pod.progress.done) == (1, True)
     for rank in second:
         before = next(other for other in first if other["rank"] == rank["rank"])

@@ -135,9 +135,7 @@ def test_a_pod_schema_is_reduced_to_what_validates() -> None:
         ({"microBatchSize": 8, "globalBatchSize": 64}, 2, (8, 4, 64)),
     ],
 )
-def test_batch_sizes_that_are_left_out_follow_from_the_others(
-    training: dict[str, int], replicas: int, sizes: tuple[int, int, int]
-) -> None:
+def test_batch_sizes_that_are_left_out_follow_from_the_others(training, replicas, sizes):
     spec = JobSpec.model_validate(a_manifest(training=training)["spec"])
     assert spec.training is not None
     batch = resolve_batch(spec.training, replicas)

@@ -141,9 +141,7 @@ def test_a_model_with_fewer_layers_than_stages_is_refused(training: dict[str, An
         (trained("resnet", blocks=[1, 2]), [4, 6], 9),
     ],
 )
-def test_layers_of_stages_that_are_not_those_of_the_model_are_refused(
-    training: dict[str, Any], given: list[int], layers: int
-) -> None:
+def test_layers_of_stages_that_are_not_those_of_the_model_are_refused(training, given, layers):
     layout = {"pipelineParallelDegree": 2, "pipeline": {"layersPerStage": given}}
     message = f"the sum is {sum(given)}, but the model has {layers} layers, those without parameters included"
     assert found(training, layout) == [f"spec.parallelism.pipeline.layersPerStage: {message}"]
@@ -180,9 +178,7 @@ def test_experts_in_a_pipeline_that_is_never_flushed_are_refused(schedule: str) 
         ({}, {"tensorParallelDegree": 2, "expertParallelDegree": 2}),
     ],
 )
-def test_tied_weights_that_are_sharded_in_two_stages_of_a_rank_are_refused(
-    changes: dict[str, Any], degrees: dict[str, Any], schedule: str
-) -> None:
+def test_tied_weights_that_are_sharded_in_two_stages_of_a_rank_are_refused(changes, degrees, schedule):
     sizes = {"vocabularySize": 258, **({"experts": 4} if "expertParallelDegree" in degrees else {})}
     layout = {"pipelineParallelDegree": 2, "pipeline": {"schedule": schedule}, **degrees}
     (message,) = found({**trained("gpt", **sizes), **changes}, layout)

@@ -44,7 +44,6 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
     job = load(file)
     assert isinstance(job, DistTrainingJob)
     assert (job.metadata.name, job.spec.world_size) == ("digits", 2)
-    assert job.spec.training is not None
     assert job.spec.training.optimizer.learning_rate == 0.0003
 
 
@@ -358,9 +357,7 @@ def test_no_field_that_is_reported_as_moved_exists() -> None:
         ),
     ],
 )
-def test_what_a_stored_job_waits_for_counts_at_its_former_place(
-    stored: dict[str, Any], read: dict[str, Any], counting: list[str]
-) -> None:
+def test_what_a_stored_job_waits_for_counts_at_its_former_place(stored, read, counting):
     filled_in = {"suspend": False, "runPolicy": {"maxRestarts": 3, "schedulingPolicy": {"gangScheduler": "None"}}}
     spec = merge(filled_in, {"runPolicy": stored})
     before = copy.deepcopy(spec)

@@ -16,7 +16,6 @@ def a_container(name: str, **fields: Any) -> dict[str, Any]:
 
 def advised(**spec: Any) -> list[str]:
     job, found = read_job(a_manifest(**spec))
-    assert job is not None
     assert found == []
     return list(advice(job.spec))
 

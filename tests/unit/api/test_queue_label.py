@@ -20,7 +20,6 @@ def labelled(value: object = "research", **policy: object) -> dict[str, object]:
 def test_the_label_names_the_queue(policy: dict[str, object]) -> None:
     job, found = read_job(labelled(**policy))
     assert found == []
-    assert job is not None
     placed = job.spec.run_policy.scheduling_policy
     assert (placed.gang_scheduler, placed.queue_name) == (GangScheduler.KUEUE, "research")
 
@@ -55,5 +54,4 @@ def test_rules_see_the_queue_that_the_label_names() -> None:
 def test_labels_of_any_shape_that_name_no_queue_change_nothing(labels: object) -> None:
     spec, found = read_spec(a_manifest()["spec"], labels)
     assert found == []
-    assert spec is not None
     assert spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.NONE

@@ -62,7 +62,6 @@ def test_a_config_at_its_bounds_is_read(part: str) -> None:
     }
     job, found = read_job(with_config(part, config))
     assert found == []
-    assert job is not None
     assert job.spec.training is not None
     assert getattr(job.spec.training, part).config == config
 

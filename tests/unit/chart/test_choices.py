@@ -60,9 +60,7 @@ DIGEST = f"sha256:{'0' * 64}"
     ],
 )
 @pytest.mark.parametrize(("image", "name"), [("image", "operator"), ("trainer.image", "trainer")])
-def test_both_images_are_named_by_the_same_values(
-    helm: Path, settings: tuple[str, ...], reference: str, image: str, name: str
-) -> None:
+def test_both_images_are_named_by_the_same_values(helm, settings, reference, image, name):
     found = images(helm, *(setting.replace("IMAGE", image) for setting in settings))
     assert found[name] == reference.replace("NAME", name).replace("TAG", IMAGE_TAG)
 
@@ -142,9 +140,7 @@ def test_numbers_of_any_size_reach_the_operator_as_numbers(helm: Path, tmp_path:
     assert (pods.user_id, pods.grace_seconds, pods.node_lost_seconds) == (1000620001, 2000000, 1000001)
 
 
-def test_what_is_laid_under_templates_is_a_file_of_the_operator_which_starts_anew_when_it_changes(
-    helm: Path, tmp_path: Path
-) -> None:
+def test_what_is_laid_under_templates_is_a_file_of_the_operator_which_starts_anew_when_it_changes(helm, tmp_path):
     objects = render(helm, "podDefaults.labels.team=ml", "podDefaults.env[0].name=A", "podDefaults.env[0].value=b: #")
     content = only(objects, "ConfigMap")["data"]
     (flag,) = [argument for argument in container(objects)["args"] if argument.startswith("--pod-defaults-file=")]

@@ -106,7 +106,6 @@ def test_a_toleration_is_read_with_the_defaults_of_the_api_server() -> None:
     tolerations = [{"operator": "Exists"}, {"key": "k", "value": "v"}]
     pod = {"metadata": {"uid": "u"}, "spec": {"schedulingGates": [{"name": GANG_GATE}], "tolerations": tolerations}}
     needs = cluster_pod(pod).needs
-    assert needs is not None
     assert needs.tolerations == (Toleration("", "Exists"), Toleration("k", "Equal", "v"))
 
 

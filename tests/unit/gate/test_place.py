@@ -95,9 +95,7 @@ topologies = st.sampled_from([None, Together(ZONE, True), Together(ZONE, False)]
 
 @settings(max_examples=400, deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=5), topologies, st.data())
-def test_what_is_placed_fits_and_what_does_not_leaves_the_room_as_it_was(
-    nodes: list[NodeFacts], wanted: list[Needs], together: Together | None, data: st.DataObject
-) -> None:
+def test_what_is_placed_fits_and_what_does_not_leaves_the_room_as_it_was(nodes, wanted, together, data):
     groups = data.draw(st.lists(st.sampled_from([None, 0, 1]), min_size=len(wanted), max_size=len(wanted)))
     pods = members(*wanted, groups=groups)
     room = Room(nodes)
@@ -115,9 +113,7 @@ def test_what_is_placed_fits_and_what_does_not_leaves_the_room_as_it_was(
 
 @settings(max_examples=300, deadline=None)
 @given(some_nodes, some_needs, st.integers(1, 4), st.integers(1, 3), topologies)
-def test_equal_pods_in_equal_groups_are_placed_whenever_they_can_be(
-    nodes: list[NodeFacts], wanted: Needs, count: int, size: int, together: Together | None
-) -> None:
+def test_equal_pods_in_equal_groups_are_placed_whenever_they_can_be(nodes, wanted, count, size, together):
     count -= count % size
     pods = members(*[wanted] * count, groups=[index // size for index in range(count)])
     assert (place(pods, Room(nodes), together) is not None) == exhaustive(pods, nodes, together)
@@ -125,9 +121,7 @@ def test_equal_pods_in_equal_groups_are_placed_whenever_they_can_be(
 
 @settings(max_examples=300, deadline=None)
 @given(some_nodes, some_needs, st.integers(1, 4), st.integers(1, 3), topologies)
-def test_what_is_counted_instead_of_tried_is_what_an_exhaustive_search_finds(
-    nodes: list[NodeFacts], wanted: Needs, count: int, size: int, together: Together | None
-) -> None:
+def test_what_is_counted_instead_of_tried_is_what_an_exhaustive_search_finds(nodes, wanted, count, size, together):
     """Also with some pods of no group."""
     pods = members(
         *[wanted] * count, groups=[index // size if index < count - count % size else None for index in range(count)]
@@ -139,9 +133,7 @@ def test_what_is_counted_instead_of_tried_is_what_an_exhaustive_search_finds(
 
 @settings(max_examples=400, deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=5), topologies, st.data())
-def test_whether_a_gang_fits_is_what_placing_it_shows_also_after_others_were_placed(
-    nodes: list[NodeFacts], wanted: list[Needs], together: Together | None, data: st.DataObject
-) -> None:
+def test_whether_a_gang_fits_is_what_placing_it_shows_also_after_others_were_placed(nodes, wanted, together, data):
     """One room, asked before and after it has become smaller, beside a new one each time."""
     room = Room(nodes)
     for _ in range(2):
@@ -157,9 +149,7 @@ def test_whether_a_gang_fits_is_what_placing_it_shows_also_after_others_were_pla
 
 @settings(max_examples=300, deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=3), st.data())
-def test_what_a_room_has_counted_before_does_not_outlive_a_change(
-    nodes: list[NodeFacts], kinds: list[Needs], data: st.DataObject
-) -> None:
+def test_what_a_room_has_counted_before_does_not_outlive_a_change(nodes, kinds, data):
     room = Room(nodes)
     for _ in range(data.draw(st.integers(1, 5))):
         names = sorted(room.nodes)
@@ -179,9 +169,7 @@ def test_what_a_room_has_counted_before_does_not_outlive_a_change(
 
 @settings(max_examples=200, deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=4))
-def test_unequal_pods_may_be_held_back_but_are_never_placed_where_they_cannot_be(
-    nodes: list[NodeFacts], wanted: list[Needs]
-) -> None:
+def test_unequal_pods_may_be_held_back_but_are_never_placed_where_they_cannot_be(nodes, wanted):
     """Bin packing: the heuristic is not complete, only sound."""
     pods = members(*wanted)
     if place(pods, Room(nodes), None) is not None:

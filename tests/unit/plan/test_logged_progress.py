@@ -43,5 +43,4 @@ def test_the_agent_of_a_program_that_is_read_has_a_port_of_the_jobs_own_on_the_n
 def test_the_operators_pods_reach_a_program_that_is_read() -> None:
     site = replace(SITE, network_policies=True, operator=OperatorPods("system", {"app": "disttrain"}))
     policy = network_policy(a_job(**LOGGED), site)
-    assert policy is not None
     assert len(policy["spec"]["ingress"]) == 2

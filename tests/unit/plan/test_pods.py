@@ -205,7 +205,6 @@ def test_pod_security_template_leaves_the_security_context_alone() -> None:
 
 def test_planning_a_pod_changes_neither_the_job_nor_its_siblings() -> None:
     job = a_job(workers={"template": {"spec": {"containers": [{"name": "trainer", "env": []}]}}})
-    assert job.spec is not None
     before = json.dumps(job.spec.workers.template)
     plan = GangPlan(job, 1, SITE)
     first = json.dumps(plan.pod(Role.WORKER, 0))
@@ -217,7 +216,6 @@ def test_planning_a_pod_changes_neither_the_job_nor_its_siblings() -> None:
 def test_every_child_is_owned_by_the_job_without_blocking_its_deletion() -> None:
     job = a_job(storage=a_claim_template(retain=False))
     for manifest in (service(job, SITE), secret(job, SITE), claim(job), pod(job, Role.WORKER, 0, 1, SITE)):
-        assert manifest is not None
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (UID, True)
         assert "blockOwnerDeletion" not in owner
@@ -235,7 +233,6 @@ CLAIM = merge(
 
 def test_a_created_claim_outlives_the_job_unless_it_asks_otherwise() -> None:
     manifest = claim(a_job(storage=CLAIM))
-    assert manifest is not None
     assert "ownerReferences" not in manifest["metadata"]
     assert manifest["spec"] == {
         "accessModes": ["ReadWriteMany"],
@@ -275,7 +272,6 @@ def test_the_secret_is_immutable_and_holds_all_that_a_rank_reads() -> None:
     assert manifest["immutable"] is True
     config = JobConfig.model_validate_json(manifest["stringData"]["job.json"])
     assert config.checkpoint_folder == "shared-run"
-    assert job.spec is not None
     assert config.training == job.spec.training
     assert manifest["stringData"]["token"] == "a-token"
 
@@ -285,7 +281,6 @@ def test_only_pods_of_the_job_reach_its_pods_where_the_site_wants_a_policy() -> 
     assert network_policy(job, SITE) is None
     site = replace(SITE, network_policies=True)
     policy = network_policy(job, site)
-    assert policy is not None
     assert policy["metadata"]["ownerReferences"] == pod(job, Role.PS, 0, 1, site)["metadata"]["ownerReferences"]
     spec = policy["spec"]
     assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False), "what pods may reach stays open"
@@ -306,7 +301,6 @@ def test_the_operators_pods_reach_the_agents_port_and_no_other() -> None:
     for template in ({}, {"spec": {"hostNetwork": True}}):
         job = a_job(workers={"template": template})
         policy = network_policy(job, site)
-        assert policy is not None
         _, rule = policy["spec"]["ingress"]
         opened = {str(entry["port"]) for entry in rule["ports"]}
         manifest = pod(job, Role.WORKER, 0, 1, site)["spec"]["containers"][0]
@@ -319,7 +313,6 @@ def test_the_operators_pods_reach_the_agents_port_and_no_other() -> None:
         assert source["podSelector"] == {"matchLabels": {"app.kubernetes.io/instance": "d"}}
     own = a_job(training=None, workers={"template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}}})
     policy = network_policy(own, site)
-    assert policy is not None
     assert len(policy["spec"]["ingress"]) == 1, "a program of its own has no agent"
 
 
@@ -331,7 +324,6 @@ def test_the_policy_of_a_job_is_the_same_on_the_network_of_its_nodes() -> None:
     assert network_policy(jobs[0], site) == network_policy(jobs[1], site)
     for job in jobs:
         policy = network_policy(job, site)
-        assert policy is not None
         opened = {entry["port"] for entry in policy["spec"]["ingress"][1]["ports"]}
         assert int(environment(pod(job, Role.WORKER, 0, 1, site))[Env.AGENT_PORT]) in opened
 

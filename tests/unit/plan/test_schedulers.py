@@ -71,7 +71,6 @@ def test_volcano_reads_an_annotation_and_a_pod_group_of_all_pods() -> None:
         assert manifest["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "digits-3f9a1-a2"}
         assert manifest["spec"]["schedulerName"] == "volcano"
     group = pod_group(job, 2)
-    assert group is not None
     assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
     assert group["metadata"]["name"] == "digits-3f9a1-a2"
     assert group["metadata"]["ownerReferences"][0]["uid"] == UID
@@ -84,7 +83,6 @@ def test_coscheduling_reads_a_label_and_a_pod_group_with_a_timeout() -> None:
         assert manifest["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "digits-3f9a1-a2"
         assert manifest["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
     group = pod_group(job, 2)
-    assert group is not None
     assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
     assert group["spec"] == {"minMember": 5, "scheduleTimeoutSeconds": 90}
 
@@ -115,7 +113,6 @@ def test_without_a_gang_a_pod_is_nobodys() -> None:
 def test_a_disruption_budget_counts_the_pods_of_every_attempt() -> None:
     job = a_job(runPolicy={"disruptionBudget": {"minAvailable": 2}})
     budget = disruption_budget(job)
-    assert budget is not None
     assert budget["spec"]["minAvailable"] == 2
     chosen = budget["spec"]["selector"]["matchLabels"].items()
     for attempt in (1, 2):

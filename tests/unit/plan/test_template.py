@@ -1,7 +1,6 @@
 """What a pod template says beside the operator's defaults: which of the two wins."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -78,12 +77,9 @@ def test_temporary_files_have_a_place_that_is_there_and_can_be_written_under_a_r
     [{"envFrom": GIVEN}, {"template": {"spec": {"containers": [{"name": "trainer", "envFrom": GIVEN}]}}}],
     ids=["beside", "template"],
 )
-def test_defaults_stand_before_a_templates_secrets_so_that_these_win(
-    workers: dict[str, Any],
-) -> None:
+def test_defaults_stand_before_a_templates_secrets_so_that_these_win(workers):
     job = a_job(workers=workers, parameterServers={}, parallelism={"dataParallel": {"mode": "ParameterServer"}})
     defaults = default_environment(job, SITE)
-    assert defaults is not None
     trainer = pod(job, Role.WORKER, 0, 1, SITE)["spec"]["containers"][0]
     assert trainer["envFrom"] == [{"secretRef": {"name": defaults["metadata"]["name"]}}, *GIVEN]
     names = {entry["name"] for entry in trainer["env"]}
@@ -96,7 +92,6 @@ def test_defaults_stand_before_a_templates_secrets_so_that_these_win(
     assert defaults["metadata"]["ownerReferences"] == secret(job, SITE)["metadata"]["ownerReferences"]
     assert defaults["metadata"]["name"] not in {secret(job, SITE)["metadata"]["name"], "team"}
     others = default_environment(job, replace(SITE, token="other"))
-    assert others is not None
     assert others["metadata"]["name"] != defaults["metadata"]["name"], "nobody knows it who does not know the token"
 
 

@@ -105,7 +105,6 @@ def test_variables_that_the_trainer_takes_from_a_secret_win() -> None:
     trainer = pod(job, Role.WORKER, 0, 1, PLATFORM)["spec"]["containers"][0]
     assert PROXY not in trainer["env"], "what stands in `env` wins over all of `envFrom`"
     secret = default_environment(job, PLATFORM)
-    assert secret is not None
     assert secret["stringData"]["HTTPS_PROXY"] == PROXY["value"]
     assert trainer["envFrom"][0] == {"secretRef": {"name": secret["metadata"]["name"]}}
 

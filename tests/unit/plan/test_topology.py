@@ -99,7 +99,6 @@ def test_kueue_has_annotations_of_its_own() -> None:
 def test_servers_belong_to_no_group_where_the_workers_have_several() -> None:
     policy = {"schedulingPolicy": {"topology": {"required": "a/zone"}}}
     spec = a_job(training=None, workers={"replicas": 4, **OWN}, parallelism={}, runPolicy=policy).spec
-    assert spec is not None
     grouped = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update={"tensor_parallel_degree": 2})})
     assert [TopologyPlan(grouped, Role.WORKER).label(index)[GROUP] for index in range(4)] == ["0", "0", "1", "1"]
     assert TopologyPlan(grouped, Role.PS).label(0) == {}
