@@ -87,9 +87,7 @@ def test_the_next_attempt_takes_the_request_along() -> None:
         ("Training", "is of an earlier release that does not know such requests"),
     ],
 )
-def test_a_request_that_no_rank_takes_ends_after_a_time_with_what_is_known(
-    of: dict[str, Any] | None, phase: str | None, why: str
-) -> None:
+def test_a_request_that_no_rank_takes_ends_after_a_time_with_what_is_known(of, phase, why):
     progress = {"step": 5, "totalSteps": 9, "updateTime": "2026-11-01T00:00:00Z", "phase": phase}
     watched = Watched(a_job("Running", checkpointRequest=of, progress=progress))
     with pytest.raises(CommandError, match=rf"no rank of dtj/digits has taken the request within 5 s: .*{why}"):

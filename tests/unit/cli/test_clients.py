@@ -36,9 +36,7 @@ def test_every_name_of_the_package_is_there_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("module", ["client", "async_client", "local_client"])
-def test_the_examples_in_the_docstrings_are_read(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
-) -> None:
+def test_the_examples_in_the_docstrings_are_read(module, tmp_path, monkeypatch, kubeconfig):
     """Lines that need a cluster or minutes are skipped; what they call exists, as the tests below show."""
     monkeypatch.chdir(tmp_path)
     with FakeApi() as api:

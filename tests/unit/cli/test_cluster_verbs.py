@@ -4,7 +4,6 @@ import json
 import re
 import threading
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.unit.cli.fake_api import JOBS, FakeApi, a_condition
 from tests.waiting import GENEROUS
 
 EVIL = "\x1b]0;owned\x07 [bold]not bold[/bold] \u202eback\r\n\x9b31m"
-JOB = "disttrainingjobs/digits"
 
 
 def a_status(*holding: str, **more: Any) -> dict[str, Any]:
@@ -209,9 +207,7 @@ def test_following_goes_through_a_restart_to_the_end(api: FakeApi, capfd: pytest
         (a_status("Running"), ["--rank", "2"], "has ranks 0 to 1"),
     ],
 )
-def test_where_there_is_no_log_it_says_why(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], status: dict[str, Any], options: list[str], sentence: str
-) -> None:
+def test_where_there_is_no_log_it_says_why(api, capfd, status, options, sentence):
     api.put_job(a_raw_job(status=status))
     assert main(["logs", "digits", *options]) == 1
     assert sentence in capfd.readouterr().err
@@ -309,9 +305,7 @@ def test_a_checkpoint_is_asked_for_and_waited_for(api: FakeApi, capfd: pytest.Ca
         ),
     ],
 )
-def test_a_job_that_writes_no_checkpoint_now_is_not_asked(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], job: dict[str, Any], why: str
-) -> None:
+def test_a_job_that_writes_no_checkpoint_now_is_not_asked(api, capfd, job, why):
     api.put_job(job)
     assert main(["checkpoint", "digits"]) == 1
     assert f"cannot be asked for a checkpoint: {why}" in capfd.readouterr().err
@@ -334,9 +328,7 @@ def test_a_job_that_runs_is_not_deleted_unasked(api: FakeApi, capfd: pytest.Capt
     assert api.objects == {}
 
 
-def test_on_a_terminal_each_verb_says_what_one_would_do_next(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_each_verb_says_what_one_would_do_next(api, capfd, monkeypatch):
     monkeypatch.setattr(disttrain.jobs, "is_terminal", lambda: True)
     api.put_job(a_raw_job(status=a_status("Failed", "Finished")))
     for arguments in (["list"], ["get", "digits"], ["describe", "digits"], ["events", "digits"]):
@@ -355,22 +347,9 @@ def test_on_a_terminal_each_verb_says_what_one_would_do_next(
         ((200, b"[]"), "the answer is not an object"),
     ],
 )
-def test_what_the_api_server_refuses_is_one_sentence(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], answer: tuple[int, Any], sentence: str
-) -> None:
+def test_what_the_api_server_refuses_is_one_sentence(api, capfd, answer, sentence):
     api.answers[f"{JOBS.format('default')}/digits"] = answer
     assert main(["get", "digits"]) == 1
     err = capfd.readouterr().err
     assert sentence in err
     assert len(err.splitlines()) == 1
-
-
-def test_of_several_kubeconfigs_the_one_with_the_context_is_read(
-    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other").write_text("contexts: []")
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'other'}:{tmp_path / 'kubeconfig'}")
-    api.put_job(a_raw_job())
-    assert "digits" in output_of(capfd, "list", "--context", "fake")
-    assert main(["list", "--context", "absent"]) == 1
-    assert "no context named 'absent'" in capfd.readouterr().err

@@ -73,9 +73,7 @@ def test_a_context_of_no_file_is_refused_in_one_sentence():
 
 
 @pytest.mark.parametrize("content", ["", "[]", "a: [", "clusters: 3", "contexts: [3]\ncurrent-context: x", "\x00"])
-def test_what_is_no_kubeconfig_is_refused_beside_another_too(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_no_kubeconfig_is_refused_beside_another_too(content, tmp_path, monkeypatch):
     bad = tmp_path / "bad"
     bad.write_text(content)
     good = write(tmp_path / "good", clusters=[cluster("a", "https://a")], contexts=[], users=[])

@@ -65,9 +65,7 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: 
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_command_tells_what_it_made_and_shows_where(
-    terminal: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tells_what_it_made_and_shows_where(terminal, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(Outlet, "isatty", lambda self: terminal)
     source, output = tmp_path / "a.txt", tmp_path / "corpus"
     source.write_text("text\n" * 100)
@@ -166,9 +164,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence_with_file_and_line(
-    case: str, tmp_path: Path, tokenizer: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence_with_file_and_line(case, tmp_path, tokenizer, capfd):
     name, content, sentence = BAD[case]
     (tmp_path / name).write_bytes(content)
     output = tmp_path / "corpus"

@@ -59,9 +59,7 @@ def test_a_cluster_that_has_everything_is_well(api: FakeApi, capfd: pytest.Captu
         ("/api/v1/nodes", (200, {"items": []}), "BAD   nodes: none of 0", 1),
     ],
 )
-def test_what_is_wrong_is_named_with_what_to_do(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], path: str, answer: tuple[int, Any], pattern: str, code: int
-) -> None:
+def test_what_is_wrong_is_named_with_what_to_do(api, capfd, path, answer, pattern, code):
     api.answers[path] = answer
     assert main(["doctor"]) == code
     assert re.search(pattern, capfd.readouterr().out)

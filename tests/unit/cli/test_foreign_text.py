@@ -7,7 +7,6 @@ import re
 import threading
 import tty
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -70,18 +69,14 @@ def output_of(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("arguments", READS + CHANGES, ids=" ".join)
-def test_hostile_texts_in_every_string_are_shown_as_text(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], arguments: list[str], state: str
-) -> None:
+def test_hostile_texts_in_every_string_are_shown_as_text(api, capfd, arguments, state):
     put(api, poisoned(a_world(state), EVIL, ALL_STRINGS[state]), EVIL)
     assert not bad_in(output_of(arguments, capfd))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(any_text, st.sampled_from(READS + CHANGES), st.sampled_from(STATES), st.data())
-def test_any_text_in_any_string_is_shown_as_text(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], text: str, arguments: list[str], state: str, data: st.DataObject
-) -> None:
+def test_any_text_in_any_string_is_shown_as_text(api, capfd, text, arguments, state, data):
     paths = data.draw(st.lists(st.sampled_from(ALL_STRINGS[state]), min_size=1, max_size=5))
     put(api, poisoned(a_world(state), text, paths), text)
     assert not bad_in(output_of(arguments, capfd))
@@ -96,9 +91,7 @@ def test_what_others_wrote_can_be_read(api: FakeApi, capfd: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("arguments", [["get", "digits"], ["logs", "digits"], ["submit"]], ids=" ".join)
 @pytest.mark.parametrize("answer", [{"message": EVIL}, EVIL.encode()], ids=["JSON", "text"])
-def test_what_the_api_server_refuses_is_text(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], answer: Any
-) -> None:
+def test_what_the_api_server_refuses_is_text(api, capfd, tmp_path, arguments, answer):
     api.answers[f"{JOBS.format('default')}/digits"] = (500, answer)
     api.answers[JOBS.format("default")] = (500, answer)
     file = tmp_path / "job.yaml"
@@ -109,9 +102,7 @@ def test_what_the_api_server_refuses_is_text(
 
 
 @pytest.mark.parametrize("arguments", [*READS, ["submit", "--wait"]], ids=" ".join)
-def test_half_a_character_is_a_sentence(
-    api: FakeApi, capfd: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]
-) -> None:
+def test_half_a_character_is_a_sentence(api, capfd, tmp_path, arguments):
     put(api, poisoned(a_world("Failed"), "\ud800", ALL_STRINGS["Failed"]), "a line")
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(a_manifest()))
@@ -130,15 +121,7 @@ OWN = a_manifest(training=None, workers={"replicas": 1, "image": "an/image", "co
     st.sampled_from(["yaml", "json"]),
     st.data(),
 )
-def test_a_hostile_manifest_is_checked_in_text(
-    api: FakeApi,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    text: str,
-    verb: list[str],
-    form: str,
-    data: st.DataObject,
-) -> None:
+def test_a_hostile_manifest_is_checked_in_text(api, capfd, tmp_path, text, verb, form, data):
     paths = data.draw(st.lists(st.sampled_from([*strings(OWN), ("spec", "workers", "replicas")]), max_size=3))
     raw = poisoned(OWN, text, paths) | ({text: text} if not paths else {})
     file = tmp_path / "job.yaml"
@@ -202,9 +185,7 @@ class Terminal:
 
 @pytest.mark.parametrize("state", ["Failed", "Succeeded"])
 @pytest.mark.parametrize("arguments", READS, ids=" ".join)
-def test_on_a_terminal_only_colours_and_cursors_of_ours_are_no_text(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch, arguments: list[str], state: str
-) -> None:
+def test_on_a_terminal_only_colours_and_cursors_of_ours_are_no_text(api, monkeypatch, arguments, state):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "400")
     put(api, poisoned(a_world(state), EVIL, ALL_STRINGS[state]), EVIL)

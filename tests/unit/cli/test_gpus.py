@@ -58,9 +58,7 @@ def test_other_accelerators_are_a_clusters_business() -> None:
         gpu_slices(spec(gpus_per_pod=1, gpu_resource="amd.com/gpu"), {})
 
 
-def test_a_run_whose_gpus_are_not_there_does_not_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_gpus_are_not_there_does_not_begin(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(a_manifest(workers={"gpusPerPod": 4})))

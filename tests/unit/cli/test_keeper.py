@@ -45,12 +45,10 @@ def shell(start: Start) -> Start:
 
 
 def until_ready(process: Process) -> None:
-    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
 
 
 def order(process: Process, letter: bytes) -> None:
-    assert process.stdin is not None
     process.stdin.write(letter)
     process.stdin.flush()
 
@@ -67,7 +65,6 @@ def test_a_command_that_cannot_be_executed_says_so(start: Start, tmp_path: Path)
     file.write_text("no program")
     process = start(str(file))
     assert process.wait(GENEROUS) == 127
-    assert process.stdout is not None
     assert process.stdout.read().decode() == f"cannot execute {file}: Permission denied\n"
 
 
@@ -122,7 +119,6 @@ def test_without_its_runner_it_ends_everything(shell: Start) -> None:
     until_ready(process)
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 2
-    assert process.stdin is not None
     process.stdin.close()
     assert process.wait(GENEROUS) == 137
     assert not [each for each in below if each.is_running()]
@@ -130,7 +126,6 @@ def test_without_its_runner_it_ends_everything(shell: Start) -> None:
 
 def test_what_a_command_leaves_behind_ends_with_it(shell: Start) -> None:
     process = shell("setsid sleep 1000 & echo $!; exit 3")
-    assert process.stdout is not None
     left = int(process.stdout.readline())
     assert process.wait(GENEROUS) == 3
     assert not psutil.pid_exists(left)

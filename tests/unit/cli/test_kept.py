@@ -156,9 +156,7 @@ MET = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
 
 
 @pytest.mark.parametrize("content", ["import os\nos._exit(1)\n", MET], ids=["it dies", "it has met the GPU's driver"])
-async def test_where_the_fork_server_cannot_fork_pods_are_programs_of_their_own(
-    runners: Runners, tmp_path: Path, content: str
-) -> None:
+async def test_where_the_fork_server_cannot_fork_pods_are_programs_of_their_own(runners, tmp_path, content):
     (tmp_path / "deadly.py").write_text(content)
     runner = runners("deadly")
     pod = await runner.start()
@@ -169,9 +167,7 @@ async def test_where_the_fork_server_cannot_fork_pods_are_programs_of_their_own(
     assert await ends == ExitCode.STOPPED
 
 
-async def test_orders_reach_a_pod_that_is_being_started_as_a_program(
-    runners: Runners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_orders_reach_a_pod_that_is_being_started_as_a_program(runners, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text("import os\nos._exit(1)\n")
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -209,9 +205,7 @@ async def test_what_cannot_be_imported_is_left_to_the_ranks(runners: Runners, tm
     ],
     ids=["own command", "own module", "no modules", "another environment"],
 )
-async def test_what_a_fork_would_not_be_like_is_a_program_of_its_own(
-    runners: Runners, modules: tuple[str, ...], command: tuple[str, ...], environment: dict[str, str]
-) -> None:
+async def test_what_a_fork_would_not_be_like_is_a_program_of_its_own(runners, modules, command, environment):
     runner = runners(*modules)
     first = await runner.start_waiting()
     keepers = len(runner.processes("keeper"))

@@ -10,8 +10,11 @@ import pytest
 import yaml
 
 from disttrain.errors import CommandError
+from disttrain.local import machine
+from disttrain.local.demand import Misfit
 from disttrain.local.folder import RunFolder, new_run
 from disttrain.main import main
+from disttrain.output import drain
 from disttrain.verbs import VERBS
 from disttrain_api import manifest
 from tests.builders import a_manifest
@@ -57,9 +60,7 @@ def test_the_package_loads_nothing_before_a_name_of_it_is_used() -> None:
     assert done.stderr == "['disttrain']\n"
 
 
-def test_as_kubectls_plugin_it_calls_itself_so(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_as_kubectls_plugin_it_calls_itself_so(monkeypatch, capfd):
     monkeypatch.setattr("sys.argv", ["/usr/local/bin/kubectl-disttrain", "version", "--help"])
     assert main() == 0
     assert capfd.readouterr().out.startswith("Usage: kubectl disttrain version ")
@@ -87,9 +88,7 @@ def test_validate_answers_for_the_worst_of_its_files(folder: Path, capfd: pytest
 @pytest.mark.parametrize(
     ("server", "sentence"), [(None, "no cluster to talk to: "), ("http://127.0.0.1:9", "the cluster does not answer")]
 )
-def test_without_a_cluster_submit_says_so_in_one_line(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str | None, sentence: str
-) -> None:
+def test_without_a_cluster_submit_says_so_in_one_line(folder, capfd, monkeypatch, server, sentence):
     (folder / "job.yaml").write_text(yaml.safe_dump(a_manifest()))
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("KUBECONFIG", "config" if server else "")
@@ -107,7 +106,6 @@ def test_without_a_cluster_submit_says_so_in_one_line(
 def test_a_claim_does_not_lead_out_of_its_folder(folder: Path, claim: str) -> None:
     job = manifest.parse(yaml.safe_dump(a_manifest(storage={"claimName": "placeholder"})))
     storage = job.spec.storage
-    assert storage is not None
     spec = job.spec.model_copy(update={"storage": storage.model_copy(update={"claim_name": claim})})
     with pytest.raises(CommandError, match="is not the name of a claim"):
         new_run(folder, job.model_copy(update={"spec": spec}))
@@ -120,3 +118,27 @@ def test_a_status_that_cannot_be_written_leaves_the_former_one(folder: Path) -> 
     with pytest.raises(OSError, match="directory"):
         run.write_job({"spec": 2})
     assert (folder / "status.yaml").read_text() == "spec: 1\n"
+
+
+@pytest.mark.parametrize("verb", ["run", "collectives"])
+def test_a_job_that_is_resumed_and_a_check_of_collectives_need_room_too(folder, capfd, monkeypatch, verb):
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**34)
+    job = manifest.parse(yaml.safe_dump(a_manifest(workers={"replicas": 10_000})))
+    resumed = ["--resume", str(new_run(folder, job)[0].path)]
+    assert main([verb, *(resumed if verb == "run" else ["--ranks", "10000"])]) == 1
+    assert "10,000 ranks in 10,000 pods need at least" in capfd.readouterr().err
+
+
+def test_what_may_not_fit_is_started_where_nobody_can_be_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    machine._require_yes(Misfit("the job may not fit this machine: 17 cores", certain=False), False)
+    drain()
+    said = "disttrain: started although the job may not fit this machine: 17 cores\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_check_of_collectives_without_a_folder_ends_with_a_sentence(folder, capfd, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(folder / "none"))
+        assert main(["collectives"]) == 1
+    said = f"disttrain: cannot write to {folder}/none: No such file or directory; choose another place with TMPDIR\n"
+    assert capfd.readouterr().err == said

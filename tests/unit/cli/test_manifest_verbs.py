@@ -51,9 +51,7 @@ def test_every_model_has_data_and_plain_options_are_never_refused(model: BuiltIn
     assert "torchrun, train.py" in manifest_text(ManifestOptions(script="train.py", image="me/image:1"))
 
 
-def test_it_replaces_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_replaces_no_file(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--name", "first"]) == 0
     assert main(["validate", "job.yaml"]) == 0

@@ -10,7 +10,7 @@ import yaml
 from disttrain.main import main
 from tests.builders import a_manifest
 from tests.refusals.refusal import own_program, servers
-from tests.unit.cli.fake_api import JOBS, FakeApi
+from tests.unit.cli.fake_api import JOBS
 
 
 def written(tmp_path: Path, *, name: str = "digits", **spec: object) -> str:
@@ -28,9 +28,7 @@ def written(tmp_path: Path, *, name: str = "digits", **spec: object) -> str:
         (servers(), "digits, 2 worker pods x 1 process, 1 parameter server, mesh dp2"),
     ],
 )
-def test_a_valid_manifest_is_summed_up(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], spec: dict[str, object], message: str
-) -> None:
+def test_a_valid_manifest_is_summed_up(tmp_path, capfd, spec, message):
     path = written(tmp_path, **spec)
     assert main(["validate", path]) == 0
     assert capfd.readouterr() == (f"{path}: valid: {message}\n", "")
@@ -81,9 +79,7 @@ def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capfd: pytest
 
 
 @pytest.mark.parametrize("verb", ["validate", "plan", "submit", "run"])
-def test_all_verbs_take_the_job_alone_from_wherever(
-    verb: str, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_all_verbs_take_the_job_alone_from_wherever(verb, api, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     job = a_manifest("own", workers={"replicas": 1, "command": ["true"]}, training=None, suspend=True)
     fed(monkeypatch, CONFIG, job)
@@ -98,9 +94,7 @@ def test_all_verbs_take_the_job_alone_from_wherever(
 
 
 @pytest.mark.parametrize("verb", ["validate", "submit"])
-def test_an_image_that_would_not_train_is_reported(
-    verb: str, api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_that_would_not_train_is_reported(verb, api, tmp_path, capfd):
     path = written(tmp_path, workers=own_program({"name": "pytorch", "image": "an/image:1"}))
     assert main([verb, path]) == 0
     message = f"{path}: spec.workers.template: the container `pytorch` runs beside the container `trainer`, "

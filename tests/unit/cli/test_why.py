@@ -189,9 +189,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
 @pytest.mark.parametrize(
     ("status", "spec", "sentences", "does"), [one[1:] for one in SITUATIONS], ids=[one[0] for one in SITUATIONS]
 )
-def test_each_situation_has_its_cause_and_what_to_do(
-    status: dict[str, Any] | None, spec: dict[str, Any], sentences: list[str], does: list[str]
-) -> None:
+def test_each_situation_has_its_cause_and_what_to_do(status, spec, sentences, does):
     raw = a_raw_job(status=status, **spec)
     raw["metadata"]["creationTimestamp"] = TIME
     found = why(RemoteJob(raw), [], [], LATER)

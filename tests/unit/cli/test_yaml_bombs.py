@@ -4,11 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from disttrain.cluster.connect import find_access
-from disttrain.errors import CommandError
-from tests.unit.api.yaml_bombs import BOMBS, BYTES, OF_OTHER_FILES
+from tests.unit.api.yaml_bombs import BYTES
 
 SPARE_BYTES = 256 * 2**20
 IN_A_CHILD = f"""
@@ -29,20 +25,3 @@ def test_200_kb_that_stand_for_a_gigabyte_are_refused_by_every_verb_in_little_me
     command = [sys.executable, "-c", IN_A_CHILD, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stderr.splitlines() == [f"{file}:2: {BYTES}"] * 4, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("several", [False, True], ids=["one file", "two files"])
-@pytest.mark.parametrize(
-    "name", ["values that aliases double", "objects that merge keys double", "a long integer of base sixty"]
-)
-def test_a_kubeconfig_is_refused_by_the_same_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, several: bool
-) -> None:
-    text, sentence = (BOMBS | OF_OTHER_FILES)[name]
-    bomb, other = tmp_path / "bomb", tmp_path / "other"
-    bomb.write_text(text)
-    other.write_text("contexts: []")
-    monkeypatch.setenv("KUBECONFIG", f"{bomb}:{other}" if several else str(bomb))
-    with pytest.raises(CommandError, match="no cluster to talk to") as refused:
-        find_access()
-    assert f"{bomb} is no kubeconfig: {sentence};" in str(refused.value)
