@@ -87,7 +87,6 @@ def test_both_streams_pass_through_byte_for_byte(tmp_path: Path) -> None:
     done = run(tmp_path, program(f"{odd}; sys.stdout.buffer.write(odd); sys.stderr.buffer.write(odd[::-1])"))
     assert (done.returncode, done.stdout, done.stderr) == (0, ODD, ODD[::-1])
     report = reported(tmp_path)
-    assert report is not None
     assert (report.step, report.total_steps, report.loss) == (2, 9, 1.5)
     assert left(tmp_path) == report, "a program that has succeeded leaves its progress"
 
@@ -96,7 +95,6 @@ def test_ten_megabytes_without_an_end_passes_through(tmp_path: Path) -> None:
     done = run(tmp_path, program("os.write(1, b'iter 3: loss 1 ') and [os.write(1, b'x' * 65536) for _ in range(160)]"))
     assert len(done.stdout) == len("iter 3: loss 1 ") + 160 * 65536
     report = reported(tmp_path)
-    assert report is not None
     assert report.step == 3
 
 
@@ -155,7 +153,6 @@ os.write(1, b"x" * 800_000 + b"\\niter 9: loss 1")
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=GENEROUS)[0] == b"x" * 800_000 + b"\niter 9: loss 1"
         report = reported(tmp_path)
-        assert report is not None
         assert report.step == 9
     finally:
         process.kill()
@@ -186,7 +183,6 @@ def test_the_operator_learns_the_progress_of_a_program_that_runs(tmp_path: Path)
         until(lambda: status().ranks[0].report is not None, "the line is read")
         found = status()
         (rank,) = found.ranks
-        assert rank.report is not None
         assert (found.job_uid, found.attempt, rank.exit_code) == ("uid-1", 2, None)
         assert (rank.report.step, rank.report.total_steps, rank.report.loss) == (4, 9, 2.5)
         assert (rank.report.phase, rank.seconds_since_step is not None) == (None, True), "it may hang from here on"

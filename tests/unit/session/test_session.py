@@ -10,7 +10,7 @@ import torch
 
 from disttrain_api.names import ExitCode
 from disttrain_api.report import PodReport, decode_pod_report
-from tests.unit.trainer.worlds import Ended, launch
+from tests.unit.trainer.worlds import Ended, run_ranks
 
 from .looping import STEPS
 
@@ -41,10 +41,7 @@ class Job:
         }
         options: dict[str, Any] = {**given, **self._environment, **environment}
         module = "tests.unit.session.looping"
-        with launch(
-            self.pod, None, ranks, storage=self.storage, attempt=self._attempts, module=module, **options
-        ) as world:
-            return world.ended()
+        return run_ranks(self.pod, None, ranks, storage=self.storage, attempt=self._attempts, module=module, **options)
 
     def message(self) -> PodReport:
         """The termination message of the last attempt's pod."""
@@ -70,17 +67,13 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_as_one_that_was_not(
     whole, broken = (Job(tmp_path / name, DISTTRAIN_PARALLELISM=layout) for name in ("whole", "broken"))
     ended = whole.attempt(2)
     assert codes(ended) == [0, 0], stderr_of(ended)
-    assert whole.message().progress is not None
     assert whole.message().progress.done
 
     # Killed after step 4: rank 1, whose peer loses it. The checkpoint of step 3 is known to the operator.
     killed = broken.attempt(2, LOOP_END="1 SIGKILL 4")
     assert codes(killed) == [ExitCode.PEER_LOST, KILLED], stderr_of(killed)
     report = broken.message()
-    assert report.failure is not None
     assert report.failure.exit_code == ExitCode.PEER_LOST
-    assert report.progress is not None
-    assert report.progress.checkpoint is not None
     assert report.progress.checkpoint.step == 3
 
     # SIGTERM at one rank: both stop after the same step, with a checkpoint.
@@ -88,8 +81,6 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_as_one_that_was_not(
     assert codes(stopped) == [ExitCode.STOPPED] * 2, stderr_of(stopped)
     assert "resuming after step 3" in stopped[0].out
     progress = broken.message().progress
-    assert progress is not None
-    assert progress.checkpoint is not None
     assert 5 <= progress.checkpoint.step == progress.step < STEPS
 
     last = broken.attempt(2)
@@ -132,7 +123,6 @@ def test_a_bare_script_resumes_and_what_does_not_fit_is_refused_in_a_sentence(tm
     assert codes(refused) == [ExitCode.CHECKPOINT_MISMATCH], stderr_of(refused)
     assert "nothing is not registered here, object extra is not in it" in refused[0].err
     failure = other.message().failure
-    assert failure is not None
     assert (failure.exit_code, failure.reason) == (ExitCode.CHECKPOINT_MISMATCH, "CheckpointMismatch")
 
 

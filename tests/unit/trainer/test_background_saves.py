@@ -12,7 +12,7 @@ from disttrain_api.names import ExitCode
 from disttrain_trainer.checkpoint.fence import Fence
 from disttrain_trainer.checkpoint.storage import StepFolders
 from tests.unit.trainer.test_checkpoint import run
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, small, user
 
 GATED = "tests.unit.trainer.gated_writer"
 TRAINING = small(
@@ -23,11 +23,6 @@ TRAINING = small(
     logging={"interval": 1},
 )
 IN_TURN = {"interval": 3, "asynchronous": False}
-LAYOUTS = {
-    "dp2": {},
-    "fsdp2": {"dataParallelShardDegree": 2},
-    "tp2": {"tensorParallelDegree": 2},
-}
 
 
 def content(step_folder):
@@ -95,35 +90,6 @@ class TestContent:
         ranks = run(tmp_path / "run", TRAINING, tmp_path, ranks=2, attempt=2)
         assert "resuming after step 3" in ranks[0].out
         assert different(content(tmp_path / "test" / "step-6"), content(in_turn / "step-6")) == []
-
-
-class TestLayouts:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory):
-        """Every step of each layout, saved in the background and in turn."""
-        folder = tmp_path_factory.mktemp("layouts")
-        every = {"interval": 1, "keepLatest": 10}
-        cases = {}
-        for name, parallelism in LAYOUTS.items():
-            for how in (True, False):
-                training = small(
-                    steps=3,
-                    model=user("double_gpt"),
-                    data=user("double_tokens"),
-                    optimizer={"name": "AdamW"},
-                    checkpoint={**every, "asynchronous": how},
-                )
-                cases[f"{name} {how}"] = [{"training": training, "parallelism": parallelism}]
-        results = run_cases(folder, 2, cases)
-        assert [result["errors"] for result in results.values()] == [[None]] * len(cases)
-        return folder
-
-    @pytest.mark.parametrize("name", LAYOUTS)
-    def test_both_ways_write_the_same(self, folder, name):
-        for step in range(1, 4):
-            own, theirs = (content(folder / f"{name} {how}" / "test" / f"step-{step}") for how in (True, False))
-            assert different(own, theirs) == [], step
 
 
 class TestEnds:

@@ -15,7 +15,7 @@ from disttrain_trainer.runtime.errors import CallbackFailed, InvalidConfiguratio
 from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import SHARD
 from tests.unit.trainer.test_tasks import with_task
-from tests.unit.trainer.worlds import job, launch, run_cases, small
+from tests.unit.trainer.worlds import job, run_cases, run_ranks, small
 
 CODE = "tests.unit.trainer.callback_code"
 REGULAR = {"evaluation": {"interval": 3}, "checkpoint": {"interval": 3}, "logging": {"interval": 2}}
@@ -122,9 +122,7 @@ def test_what_a_callback_draws_changes_nothing(results: dict[str, dict[str, Any]
         ("no context", f"`training.callbacks[0]`: {CODE}:Broken.evaluating returned a int, expected a context manager"),
     ],
 )
-def test_a_state_that_no_checkpoint_can_hold_or_no_callback_takes_is_named(
-    results: dict[str, dict[str, Any]], name: str, sentence: str
-) -> None:
+def test_a_state_that_no_checkpoint_can_hold_or_no_callback_takes_is_named(results, name, sentence):
     assert sentence in results[name]["errors"][-1]
 
 
@@ -151,12 +149,9 @@ def test_what_is_no_callback_is_refused_by_name(function: str, config: dict[str,
 
 
 def test_a_callback_that_raises_ends_the_job_with_its_name(tmp_path: Path) -> None:
-    with launch(tmp_path, job(mistaken("raises"))) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(mistaken("raises")))
     sentence = f"`training.callbacks[0]`: {CODE}:Mistaken.on_step raised ValueError after step 2: no such figure"
     assert rank.code == 1
-    assert rank.report is not None
-    assert rank.report.error is not None
     assert (rank.report.error.reason, rank.report.error.message) == ("RankFailed", sentence)
     assert rank.report.error.signature.error == "ValueError"
     assert "callback_code.py:" in rank.report.error.signature.place

@@ -16,7 +16,7 @@ from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
 from disttrain_trainer.checkpoint.storage import StepFolders, newest_seen, report_of
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointsTaken, Fenced
 from tests.unit.trainer.comparisons import model_at, require_same_bits
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, run_cases, run_ranks, small, user
 
 REFUSES = {
     Fenced: "belongs to attempt 4 of this job, this is attempt 3",
@@ -25,8 +25,7 @@ REFUSES = {
 
 
 def run(folder, training, storage, **options):
-    with launch(folder, job(training), storage=storage, **options) as world:
-        return world.ended()
+    return run_ranks(folder, job(training), storage=storage, **options)
 
 
 class TestSigterm:
@@ -174,12 +173,6 @@ class TestAnotherModel:
     def test_what_is_not_as_it_was_is_reported_once(self, errors, name, line):
         assert errors[name] is None
         assert errors["log"].count(line) == 1
-
-    def test_exit_code(self, tmp_path):
-        run(tmp_path / "first", small(steps=2), tmp_path / "storage")
-        wider = small(steps=4, model=user("double_mlp", hidden=17))
-        (rank,) = run(tmp_path / "second", wider, tmp_path / "storage", attempt=2)
-        assert rank.code == ExitCode.CHECKPOINT_MISMATCH
 
 
 class TestFence:

@@ -22,7 +22,7 @@ from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.runtime.errors import DataNotFound
 from tests.corpora import prepared, sentences, trained_tokenizer
 from tests.unit.trainer.transformers_code import described
-from tests.unit.trainer.worlds import job, launch
+from tests.unit.trainer.worlds import job, run_ranks
 
 
 def loaded(folder: Path, **fields: object):
@@ -175,14 +175,11 @@ def test_a_checkpoint_goes_on_with_its_own_corpus_alone(folder, tmp_path):
     storage = tmp_path / "storage"
     other = prepared(tmp_path / "other", part_bytes=10_000, end_of_document="1")
     assert len(loaded(other).training) == len(loaded(folder).training)
-    with launch(tmp_path / "first", job(training(folder, 2)), storage=storage) as world:
-        assert [rank.code for rank in world.ended()] == [0]
-    with launch(tmp_path / "another", job(training(other, 4)), storage=storage, attempt=2) as world:
-        (rank,) = world.ended()
+    assert [rank.code for rank in run_ranks(tmp_path / "first", job(training(folder, 2)), storage=storage)] == [0]
+    (rank,) = run_ranks(tmp_path / "another", job(training(other, 4)), storage=storage, attempt=2)
     assert rank.report.error.reason == "CheckpointMismatch"
     assert "was written with another corpus than `training.data` names now" in rank.report.error.message
-    with launch(tmp_path / "again", job(training(folder, 4)), storage=storage, attempt=3) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path / "again", job(training(folder, 4)), storage=storage, attempt=3)
     assert (rank.code, rank.report.step) == (0, 4), rank.err
 
 
@@ -195,8 +192,7 @@ def test_a_checkpoint_goes_on_with_its_own_corpus_alone(folder, tmp_path):
     ],
 )
 def test_a_model_with_fewer_tokens_than_the_corpus_is_refused(folder, tmp_path, model):
-    with launch(tmp_path / "world", job(training(folder, 2) | {"model": model})) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path / "world", job(training(folder, 2) | {"model": model}))
     assert rank.report.error.reason == "InvalidConfiguration", rank.err
     assert "`training.model`: its vocabulary of 200 must be greater than or equal to that" in rank.report.error.message
 

@@ -90,9 +90,7 @@ def evaluations(result: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "pp2"])
-def test_the_average_in_a_checkpoint_is_its_definition_to_the_last_bit(
-    results: dict[str, dict[str, Any]], folder: Path, world: Path, name: str
-) -> None:
+def test_the_average_in_a_checkpoint_is_its_definition_to_the_last_bit(results, folder, world, name):
     assert results[name]["errors"] == [None]
     expected, found = defined(folder / name), exported(world / name / "test")
     assert expected.keys() <= found.keys()
@@ -132,9 +130,7 @@ def test_a_stopped_average_goes_on_to_the_last_bit(results: dict[str, dict[str, 
     assert evaluations(results[f"{name}, resumed"]) == evaluations(results[name])
 
 
-def test_an_average_begins_with_the_weights_of_a_checkpoint_that_has_none(
-    results: dict[str, dict[str, Any]], folder: Path, world: Path
-) -> None:
+def test_an_average_begins_with_the_weights_of_a_checkpoint_that_has_none(results, folder, world):
     assert results["begun late"]["errors"][1] is None
     require_same(exported(world / "begun late" / "test"), defined(folder / "other model", first=3), 0.0)
 
@@ -150,9 +146,7 @@ def test_a_checkpoint_without_averages_exports_none(results: dict[str, dict[str,
         StoredModel(world / "dp2, without" / "test", averaged=True)
 
 
-def test_the_command_exports_the_average_as_weights_to_begin_with(
-    results: dict[str, dict[str, Any]], world: Path, tmp_path: Path
-) -> None:
+def test_the_command_exports_the_average_as_weights_to_begin_with(results, world, tmp_path):
     assert export(world / "fsdp2" / "test", tmp_path / "averaged.safetensors", averaged=True) == 0
     with safe_open(tmp_path / "averaged.safetensors", framework="pt") as file:
         written = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -12,7 +12,7 @@ from disttrain_api.jobconfig import JobConfig
 from disttrain_trainer.estimate.measure import Estimate, NotFollowedError, estimate
 from disttrain_trainer.estimate.meter import StorageMeter
 from disttrain_trainer.runtime.config import Config, resolve
-from tests.unit.trainer.worlds import job, launch
+from tests.unit.trainer.worlds import job, run_ranks
 
 SHARD, CONTEXT, TENSOR = "dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree"
 ADAM = {"name": "AdamW", "learningRate": 0.01}
@@ -79,9 +79,8 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
     parallelism, changes = LAYOUTS[layout]
     training = {**TRAINING, **changes}
     where = {"HELD_BYTES": str(tmp_path), "module": "tests.unit.trainer.held_bytes"}
-    with launch(tmp_path / "world", job(training, parallelism=parallelism), 2, **where) as world:
-        for rank in world.ended():
-            assert rank.code == 0, rank.err
+    for rank in run_ranks(tmp_path / "world", job(training, parallelism=parallelism), 2, **where):
+        assert rank.code == 0, rank.err
     for rank in range(2):
         real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         found = estimated(training, 2, parallelism, rank)
@@ -128,9 +127,7 @@ def test_ranks_that_do_not_exist_cost_nothing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_followed_is_named_and_the_rest_is_known(
-    parallelism: dict[str, Any], changes: dict[str, Any], reason: str
-) -> None:
+def test_what_cannot_be_followed_is_named_and_the_rest_is_known(parallelism, changes, reason):
     untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
     found = estimated({**TRAINING, "model": untied, **changes}, 2, parallelism)
     assert found.unknown is not None

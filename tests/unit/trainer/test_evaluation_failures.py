@@ -13,7 +13,7 @@ from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.runtime.errors import EvaluationAborted, NonFiniteLoss
 from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, run_cases, run_ranks, small, user
 
 STEPS = 6
 
@@ -84,8 +84,7 @@ class TestWarn:
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_a_failing_evaluation_is_reported_and_the_job_is_done(tmp_path, how):
-    with launch(tmp_path, job(training(how, rank=1)), 2, storage=tmp_path / "storage") as world:
-        ranks = world.ended()
+    ranks = run_ranks(tmp_path, job(training(how, rank=1)), 2, storage=tmp_path / "storage")
     assert [rank.code for rank in ranks] == [0, 0], ranks[1].err
     kind = {"raise": "ValueError", "exit": "SystemExit"}[how]
     sentence = f"the evaluation after step 6 failed on rank 1: {kind}"
@@ -98,16 +97,14 @@ def test_a_failing_evaluation_is_reported_and_the_job_is_done(tmp_path, how):
 
 
 def test_without_storage_a_failing_evaluation_does_not_end_the_job(tmp_path):
-    with launch(tmp_path, job(training("raise"))) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(training("raise")))
     assert rank.code == 0, rank.err
     assert rank.report.evaluation_failure
 
 
 def test_where_the_manifest_asks_for_it_the_job_fails_with_its_checkpoint_written(tmp_path):
     failing = training("raise", rank=1, on_failure="Fail")
-    with launch(tmp_path, job(failing), 2, storage=tmp_path / "storage") as world:
-        ranks = world.ended()
+    ranks = run_ranks(tmp_path, job(failing), 2, storage=tmp_path / "storage")
     assert [rank.code for rank in ranks] == [ExitCode.EVALUATION_FAILED] * 2
     for rank in ranks:
         assert rank.report.error.reason == "EvaluationFailed"
@@ -138,15 +135,13 @@ def test_where_others_wait_for_the_rank_that_fails_the_next_attempt_goes_without
     # Of a pipeline the first stage reads samples, too.
     sizes = {"microBatchSize": 4, "globalBatchSize": None} if layout == "PipeDream" else {}
     described = job(training("raise", rank=0, **sizes), parallelism=WAITING[layout])
-    with launch(tmp_path / "1", described, 2, storage=tmp_path / "storage") as world:
-        first = world.ended()
+    first = run_ranks(tmp_path / "1", described, 2, storage=tmp_path / "storage")
     assert [rank.code for rank in first] == [ExitCode.EVALUATION_ABORTED, ExitCode.PEER_LOST], first[0].err
     error = first[0].report.error
     assert "the evaluation after step 2 failed on rank 0: ValueError" in error.message
     assert error.signature.error == "ValueError"
     assert figures_of(tmp_path / "storage") == {2: {}}
-    with launch(tmp_path / "2", described, 2, storage=tmp_path / "storage", attempt=2) as world:
-        second = world.ended()
+    second = run_ranks(tmp_path / "2", described, 2, storage=tmp_path / "storage", attempt=2)
     assert [rank.code for rank in second] == [0, 0], second[0].err
     assert "resuming after step 2" in second[0].out
     assert second[0].report.evaluation_failure.startswith(
@@ -157,8 +152,7 @@ def test_where_others_wait_for_the_rank_that_fails_the_next_attempt_goes_without
 
 def test_with_shards_a_failure_that_ends_the_job_ends_it_for_good(tmp_path):
     described = job(training("raise", rank=1, on_failure="Fail"), parallelism=WAITING["shards"])
-    with launch(tmp_path, described, 2, storage=tmp_path / "storage") as world:
-        ranks = world.ended()
+    ranks = run_ranks(tmp_path, described, 2, storage=tmp_path / "storage")
     assert [rank.code for rank in ranks] == [ExitCode.PEER_LOST, ExitCode.EVALUATION_FAILED]
     assert figures_of(tmp_path / "storage") == {2: {}}
 
@@ -168,12 +162,10 @@ def test_a_kill_in_an_evaluation_costs_no_checkpoint_and_the_next_attempt_evalua
     """Red where the evaluation goes before the checkpoint."""
     changes = {"checkpoint": {"interval": 6, "asynchronous": asynchronous}, "evaluation": {"batchSize": 2}}
     described = job(training("kill once", folder=tmp_path, **changes))
-    with launch(tmp_path / "1", described, storage=tmp_path / "storage") as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path / "1", described, storage=tmp_path / "storage")
     assert rank.code == -signal.SIGKILL
     assert figures_of(tmp_path / "storage") == {6: {}}
-    with launch(tmp_path / "2", described, storage=tmp_path / "storage", attempt=2) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path / "2", described, storage=tmp_path / "storage", attempt=2)
     assert rank.code == 0, rank.err
     assert rank.report.done
     assert rank.report.metrics["loss"] == figures_of(tmp_path / "storage")[6]["loss"]
@@ -184,8 +176,7 @@ def test_a_kill_in_an_evaluation_costs_no_checkpoint_and_the_next_attempt_evalua
 def test_what_has_been_evaluated_is_not_evaluated_again(tmp_path):
     described = job(training("none"))
     for attempt in (1, 2):
-        with launch(tmp_path / str(attempt), described, storage=tmp_path / "storage", attempt=attempt) as world:
-            (rank,) = world.ended()
+        (rank,) = run_ranks(tmp_path / str(attempt), described, storage=tmp_path / "storage", attempt=attempt)
         assert rank.code == 0, rank.err
     assert "evaluation:" not in rank.out
 

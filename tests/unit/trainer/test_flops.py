@@ -15,7 +15,7 @@ from disttrain_trainer.metrics.flops import Work, peak_flops, utilisation, work_
 from disttrain_trainer.models.gpt.model import Gpt
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from tests.unit.trainer.worlds import job, launch
+from tests.unit.trainer.worlds import job, run_ranks
 
 GPT2 = GptConfig(vocabulary_size=50304, layers=12, heads=12, width=768, sequence_length=1024)
 
@@ -127,8 +127,7 @@ TEXT = {
 @pytest.mark.parametrize("parallelism", [{}, {"dataParallelShardDegree": 2}, {"tensorParallelDegree": 2}])
 def test_lines_have_the_flops_of_each_rank(tmp_path: Path, parallelism: dict[str, int]) -> None:
     metrics = tmp_path / "metrics"
-    with launch(tmp_path, job(TEXT, parallelism=parallelism), 2, DISTTRAIN_METRICS_DIR=str(metrics)) as world:
-        ended = world.ended()
+    ended = run_ranks(tmp_path, job(TEXT, parallelism=parallelism), 2, DISTTRAIN_METRICS_DIR=str(metrics))
     assert [rank.code for rank in ended] == [0, 0], ended[0].err
     lines = [json.loads(line) for line in (metrics / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "lr" in line]

@@ -92,9 +92,7 @@ def test_on_a_cpu_none_is_pinned(noted: Noted) -> None:
     assert noted.calls == [("empty", False), ("copy_", False)]
 
 
-def test_a_copy_waits_for_what_computes_its_value_and_keeps_the_value_until_then(
-    noted: Noted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_waits_for_what_computes_its_value_and_keeps_the_value_until_then(noted, monkeypatch):
     calls = noted.calls
     stream = SimpleNamespace(
         wait_stream=lambda other: calls.append(("wait_stream", other)), record_event=lambda: "all so far"

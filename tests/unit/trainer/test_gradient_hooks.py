@@ -9,7 +9,7 @@ from disttrain_api.parallelism import Compression, DataParallel
 from disttrain_trainer.parallel.comm_hooks.attach import build_gradient_sum
 from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 from tests.unit.trainer.hook_ranks import gradient_of
-from tests.unit.trainer.worlds import launch
+from tests.unit.trainer.worlds import run_ranks
 
 RANKS = 2
 
@@ -90,8 +90,7 @@ def test_sent_and_kept_are_the_gradient_and_what_was_kept(compression):
 def both(tmp_path_factory):
     """By format: the mean of two ranks' gradients as our hook gives it, and as torch's does."""
     folder = tmp_path_factory.mktemp("hooks")
-    with launch(folder, None, RANKS, module="tests.unit.trainer.hook_ranks", RESULTS=str(folder)) as world:
-        ended = world.ended()
+    ended = run_ranks(folder, None, RANKS, module="tests.unit.trainer.hook_ranks", RESULTS=str(folder))
     assert [rank.code for rank in ended] == [0] * RANKS, ended[0].err
     return torch.load(folder / "0.pt")
 

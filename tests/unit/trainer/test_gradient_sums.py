@@ -8,7 +8,7 @@ from disttrain_trainer.compression.blocks import BLOCK
 from disttrain_trainer.compression.sparse import kept_count, ratio_at
 from tests.soak import SOAK
 from tests.unit.trainer.comparisons import LOSS, require_same, require_same_bits, series, stored
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, run_cases, run_ranks, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
@@ -238,8 +238,7 @@ def test_another_number_of_replicas_begins_with_nothing_kept_and_says_so(tmp_pat
     for attempt, ranks in enumerate((2, 3), start=1):
         config = job(small(steps=2 * attempt), parallelism=compressed("OneBit"))
         folder = tmp_path / str(attempt)
-        with launch(folder, config, ranks, storage=tmp_path / "storage", attempt=attempt) as world:
-            ended = world.ended()
+        ended = run_ranks(folder, config, ranks, storage=tmp_path / "storage", attempt=attempt)
         assert [rank.code for rank in ended] == [0] * ranks, ended[0].err
         lines += [line for line in ended[0].out.splitlines() if "begins anew" in line]
     assert lines == ["step-2 holds nothing that OneBit over 3 replicas has kept of these gradients: it begins anew"]
@@ -250,10 +249,7 @@ def test_another_number_of_replicas_begins_with_nothing_kept_and_says_so(tmp_pat
 )
 def test_a_dead_peer_is_a_lost_peer(tmp_path, parallelism):
     training = small(steps=400, data=user("deadly_samples", rank=1))
-    with launch(tmp_path, job(training, parallelism=parallelism), ranks=3) as world:
-        ended = world.ended()
+    ended = run_ranks(tmp_path, job(training, parallelism=parallelism), ranks=3)
     assert ended[1].code == -9
     for rank in (ended[0], ended[2]):
-        assert rank.report is not None
-        assert rank.report.error is not None
         assert rank.report.error.reason == "PeerLost", rank.err

@@ -11,7 +11,7 @@ from disttrain_trainer.runtime.device import GLOO, GPU_KERNELS, NCCL, Device
 from disttrain_trainer.runtime.host_collectives import IN_PLACE, INTO, OPERATIONS
 from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import ALL_LAYOUTS, TRAININGS
-from tests.unit.trainer.worlds import launch, run_cases
+from tests.unit.trainer.worlds import run_cases, run_ranks
 
 MODULE = "tests.unit.trainer.host_rank"
 NAMES = ["tp2, AdamW, accumulated", "tp2, sequence", "tp2, vocabulary", "fsdp2 + ep2"]
@@ -20,8 +20,7 @@ NAMES = ["tp2, AdamW, accumulated", "tp2, sequence", "tp2, vocabulary", "fsdp2 +
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    with launch(folder, None, 2, module=MODULE, RESULTS=str(folder)) as world:
-        ended = world.ended()
+    ended = run_ranks(folder, None, 2, module=MODULE, RESULTS=str(folder))
     assert [rank.code for rank in ended] == [0, 0], ended[0].err
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from disttrain_api.names import ExitCode
 from tests import hostile_peer
-from tests.unit.trainer.worlds import World, job, launch, small
+from tests.unit.trainer.worlds import World, job, launch, run_ranks, small
 from tools.cluster.ports import free_port
 
 STEPS = 12
@@ -44,8 +44,7 @@ def curve(storage: Path) -> list[tuple[int, float, float]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float]]:
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "go").touch()
-    with launch(folder, job(training(folder)), RANKS, storage=folder) as world:
-        assert [rank.code for rank in world.ended()] == [0] * RANKS
+    assert [rank.code for rank in run_ranks(folder, job(training(folder)), RANKS, storage=folder)] == [0] * RANKS
     found = curve(folder)
     assert [step for step, _, _ in found] == list(range(1, STEPS + 1))
     return found
@@ -142,7 +141,6 @@ def test_beyond_this_machine_a_token_is_required(tmp_path: Path, token: str | No
     (tmp_path / "job.json").write_text(json.dumps(job(small())))
     if token is not None:
         (tmp_path / "token").write_text(token)
-    with launch(tmp_path, None, 2, MASTER_ADDR="worker-0.job") as world:
-        for ended in world.ended():
-            assert ended.code == ExitCode.INVALID_CONFIGURATION
-            assert f"{tmp_path}/token {found}" in ended.err
+    for ended in run_ranks(tmp_path, None, 2, MASTER_ADDR="worker-0.job"):
+        assert ended.code == ExitCode.INVALID_CONFIGURATION
+        assert f"{tmp_path}/token {found}" in ended.err

@@ -30,7 +30,7 @@ from disttrain_trainer.runtime.errors import Fenced, PeerLost
 from disttrain_trainer.runtime.failures import Failure
 from disttrain_trainer.runtime.json_collectives import Form, decode, encode, form_of
 from disttrain_trainer.runtime.unpickler import PlainUnpickler
-from tests.unit.trainer.worlds import job, launch, small
+from tests.unit.trainer.worlds import job, run_ranks, small
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,7 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
 )
 def test_a_hostile_rank_runs_no_code_in_another(tmp_path: Path, attack: str, sentence: str) -> None:
     """Red where any class may be named, and without any of the bounds on bytes."""
-    with launch(tmp_path, job(small()), ranks=2, module="tests.unit.trainer.hostile_ranks", ATTACK=attack) as world:
-        victim, _ = world.ended()
+    victim, _ = run_ranks(tmp_path, job(small()), ranks=2, module="tests.unit.trainer.hostile_ranks", ATTACK=attack)
     assert victim.out.startswith(sentence), victim.out + victim.err
     assert not (tmp_path / "code-has-run").exists()
 

@@ -102,9 +102,7 @@ def test_what_has_made_no_step_saves_nothing_and_stays_as_it_is() -> None:
         ((ADAM, {}), "Nested", "past.sum"),
     ],
 )
-def test_some_of_a_parameters_state_without_the_rest_is_of_another_optimizer(
-    written: tuple[str, dict[str, Any]], here: str, lacks: str
-) -> None:
+def test_some_of_a_parameters_state_without_the_rest_is_of_another_optimizer(written, here, lacks):
     saved = saved_optimizer(a_state(written[0], "first", 1, **written[1]))
     with pytest.raises(CheckpointMismatch) as raised:
         room_for_optimizer(a_state(here), names_in(saved), PLACE)

@@ -21,7 +21,7 @@ from disttrain_trainer.parallel.layer_order import LayerOrder, difference
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.layouts import SHARD
 from tests.unit.trainer.shard_code import of_shards
-from tests.unit.trainer.worlds import job, launch, small
+from tests.unit.trainer.worlds import job, run_ranks, small
 
 
 class Two(nn.Module):
@@ -147,7 +147,6 @@ def test_a_rank_that_waits_for_another_layer_knows(mesh: DeviceMesh, steps: tupl
         if ended:
             rank.order.take()
     found = difference(ranks[1].order, ranks[1].order.notes, 1, ranks[0].order.notes)
-    assert found is not None
     assert found.startswith("`training.model`: rank 0 calls `b` where rank 1 calls `c`: shards gather a layer")
 
 
@@ -181,8 +180,7 @@ def watched(rank: Rank, number: int, store: dist.Store) -> AbstractContextManage
 def test_ranks_that_wait_for_each_other_end_with_the_layers_name(tmp_path: Path) -> None:
     """Long before their collective times out, and so that no restart follows."""
     training = small(model=of_shards("choosing", how="more"))
-    with launch(tmp_path, job(training, parallelism={SHARD: 2}), 2) as world:
-        ended = world.ended()
+    ended = run_ranks(tmp_path, job(training, parallelism={SHARD: 2}), 2)
     assert ended[1].code == ExitCode.INVALID_CONFIGURATION, ended[1].err
     message = (
         "disttrain: InvalidConfiguration: `training.model`: rank 0 ends its forward pass where rank 1 calls `layers.1`"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.unit.trainer.worlds import job, launch, of_example, small, user
+from tests.unit.trainer.worlds import job, of_example, run_ranks, small, user
 
 STEPS = 60
 
@@ -14,8 +14,7 @@ def digits(tmp_path_factory):
     """A part of examples/ddp.yaml, which tests/local runs as it is, in processes as the agent starts them."""
     folder = tmp_path_factory.mktemp("digits")
     config = job(of_example("ddp", steps=STEPS))
-    with launch(folder / "run", config, ranks=2, storage=folder) as world:
-        ranks = world.ended()
+    ranks = run_ranks(folder / "run", config, ranks=2, storage=folder)
     return folder, ranks
 
 
@@ -73,8 +72,7 @@ def test_rank_0_alone_logs(digits):
 def test_each_held_out_sample_is_read_by_one_rank_per_evaluation(tmp_path):
     data = user("counting_samples", folder=str(tmp_path))
     training = small(steps=4, data=data, evaluation={"interval": 2, "batchSize": 2})
-    with launch(tmp_path / "run", job(training), ranks=3) as world:
-        ranks = world.ended()
+    ranks = run_ranks(tmp_path / "run", job(training), ranks=3)
     assert [rank.code for rank in ranks] == [0, 0, 0], ranks[0].err
     read = [int(line) for path in tmp_path.glob("read-*") for line in path.read_text().split()]
     # After steps 2 and 4, the latter being the last. Three ranks share 11 samples: one fills up with sample 0.
@@ -82,7 +80,6 @@ def test_each_held_out_sample_is_read_by_one_rank_per_evaluation(tmp_path):
 
 
 def test_a_global_batch_that_is_larger_than_the_data_is_reported(tmp_path):
-    with launch(tmp_path, job(small(steps=1, globalBatchSize=96))) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(small(steps=1, globalBatchSize=96)))
     assert rank.code == 0, rank.err
     assert "globalBatchSize 96 is larger than the data, which has 50 training samples" in rank.out

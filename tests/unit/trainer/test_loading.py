@@ -13,7 +13,7 @@ from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.tasks.supervised import Supervised
 from tests.unit.trainer.comparisons import require_same, require_same_bits
 from tests.unit.trainer.loading_code import drawn
-from tests.unit.trainer.worlds import job, launch, run_cases, small
+from tests.unit.trainer.worlds import job, launch, run_cases, run_ranks, small
 
 CODE = "tests.unit.trainer.loading_code"
 DRAWN = small(
@@ -76,8 +76,7 @@ def test_an_error_is_the_same_whoever_meets_it(tmp_path, how, reason, sentence):
     training = small(data={"entrypoint": f"{CODE}:failing", "config": {"how": how}})
     errors = {}
     for workers in (0, 1):
-        with launch(tmp_path / str(workers), job({**training, "dataWorkers": workers})) as world:
-            (rank,) = world.ended()
+        (rank,) = run_ranks(tmp_path / str(workers), job({**training, "dataWorkers": workers}))
         errors[workers] = rank.report.error
     assert errors[0] == errors[1]
     assert errors[0].reason == reason
@@ -93,8 +92,7 @@ def test_an_error_is_the_same_whoever_meets_it(tmp_path, how, reason, sentence):
 )
 def test_a_process_that_is_lost_ends_the_rank_with_a_sentence(tmp_path, how, sentence):
     training = small(data={"entrypoint": f"{CODE}:failing", "config": {"how": how}}, dataWorkers=2)
-    with launch(tmp_path, job(training)) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(training))
     assert sentence in rank.report.error.message, rank.err
     # A second loss at the same step is no reason to give up: memory may have been short.
     assert (rank.report.error.signature is None) == (how == "is killed")
@@ -114,8 +112,7 @@ def test_nothing_outlives_a_rank_that_is_killed(tmp_path):
 
 def test_samples_that_are_iterated_are_read_by_the_rank(tmp_path):
     streamed = {"entrypoint": "tests.unit.trainer.stream_code:rows"}
-    with launch(tmp_path, job(small(data=streamed, dataWorkers=1))) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(small(data=streamed, dataWorkers=1)))
     assert rank.report.error.reason == "InvalidConfiguration"
     assert "`training.dataWorkers`: `training.data.entrypoint`: " in rank.report.error.message
 

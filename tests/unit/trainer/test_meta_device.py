@@ -11,7 +11,7 @@ from disttrain_api.names import ExitCode
 from disttrain_trainer.parallel.meta import build_on_meta, materialise
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.comparisons import LOSS, require_same_figures
-from tests.unit.trainer.worlds import job, launch, run_layouts, small, user
+from tests.unit.trainer.worlds import job, run_layouts, run_ranks, small, user
 
 TOLERANCE = 1e-10
 SHARD, TENSOR = "dataParallelShardDegree", "tensorParallelDegree"
@@ -110,8 +110,7 @@ def test_what_is_left_without_values_is_refused(forgets: str, named: str) -> Non
 
 
 def test_a_model_that_cannot_be_initialised_by_layers_is_refused(tmp_path: Path) -> None:
-    with launch(tmp_path, job(small(model={**user("double_mlp"), "metaDevice": True}))) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(small(model={**user("double_mlp"), "metaDevice": True})))
     assert rank.code == ExitCode.INVALID_CONFIGURATION
     assert "`training.model.metaDevice`: the model Sequential has no method `initialise_layer(layer)`" in rank.err
 

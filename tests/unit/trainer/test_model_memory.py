@@ -15,7 +15,7 @@ from disttrain_api.training import Training
 from disttrain_trainer.checks.model_memory import size_of
 from disttrain_trainer.runtime.host_limits import memory_available, memory_limit
 from disttrain_trainer.tasks.supervised import build_model
-from tests.unit.trainer.worlds import job, launch
+from tests.unit.trainer.worlds import job, run_ranks
 
 GIB = 2**30
 WIDTHS = st.integers(1, 300)
@@ -81,8 +81,7 @@ def test_a_model_that_cannot_fit_is_refused_in_one_sentence(tmp_path: Path, name
     data = IMAGES if HUGE[name].get("name") == "mlp" else TOKENS
     described = {"model": HUGE[name], "data": data, "steps": 1, "microBatchSize": 1}
     parallelism = {"dataParallelShardDegree": 2}
-    with launch(tmp_path, job(described, parallelism=parallelism), 2) as world:
-        ended = world.ended()
+    ended = run_ranks(tmp_path, job(described, parallelism=parallelism), 2)
     for rank in ended:
         assert rank.code == ExitCode.INVALID_CONFIGURATION, rank.err
         assert "parameters, for which the ranks of this pod (2) need at least" in rank.error.message
@@ -142,9 +141,7 @@ MEMINFO = "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 0 kB\n"
     ],
     ids=["machine", "swap", "container", "group above", "version 1", "version 1, no limit"],
 )
-def test_the_limit_is_the_smallest_that_holds(
-    tmp_path: Path, files: dict[str, str], limit: int, available: int
-) -> None:
+def test_the_limit_is_the_smallest_that_holds(tmp_path, files, limit, available):
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -108,16 +108,9 @@ ALL_LAYOUTS = {
     "dp2 x fsdp2 + ep2": (4, "AdamW, accumulated", {REPLICATE: 2, SHARD: 2, EXPERT: 2}, {}),
     "fsdp2 x tp2 + ep4": (4, "AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
     "fsdp2 x tp2 + ep2, sequence": (4, "SGD", {SHARD: 2, TENSOR: 2, EXPERT: 2, "sequenceParallel": True}, {}),
-    "dp2 x fsdp2 x tp2 + ep4": (8, "SGD", {REPLICATE: 2, SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
-    "pp2 x fsdp2 x tp2 + ep4": (
-        8,
-        "four microbatches",
-        in_pipeline("1F1B", **{SHARD: 2, TENSOR: 2, EXPERT: 4}),
-        ONE_PASS,
-    ),
 }
 
-# Of these every part is in another layout, too.
+# Of these every part is in another layout, too; tests/gpu has them.
 LONG = {
     "dp2",
     "fsdp2 + ep2",
@@ -130,19 +123,15 @@ LONG = {
     "pp2, LoopedBFS",
     "pp2, DualPipeV",
     "pp2, 1F1B, two passes",
-    "dp2 x fsdp2 x tp2 + ep4",
-    "pp2 x fsdp2 x tp2 + ep4",
 }
 LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if SOAK or name not in LONG}
 
-ALL_CHANGES = {
-    "fsdp4 + ep2 to fsdp4 + ep4": ("AdamW, accumulated", {SHARD: 4, EXPERT: 2}, {SHARD: 4, EXPERT: 4}),
+CHANGES = {
     "fsdp4 + ep4 to dp2 x fsdp2 + ep2": (
         "AdamW, accumulated",
         {SHARD: 4, EXPERT: 4},
         {REPLICATE: 2, SHARD: 2, EXPERT: 2},
     ),
-    "fsdp2 x tp2 + ep2 to dp4": ("AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 2}, {}),
     "dp4 to fsdp4 + ep2": ("AdamW, accumulated", {}, {SHARD: 4, EXPERT: 2}),
     "pp2 x fsdp2 + ep2 to fsdp4 + ep4": ("SGD", in_pipeline("GPipe", 1, **EP2), {SHARD: 4, EXPERT: 4}),
     "dp4 to pp4 of one layer each": (
@@ -150,12 +139,8 @@ ALL_CHANGES = {
         {},
         {PIPELINE: 4, "pipeline": {"schedule": "GPipe", "microbatches": 1}},
     ),
-    "two experts, fsdp4 + ep2 to fsdp4": ("two experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
     "two odd experts, fsdp4 + ep2 to fsdp4": ("two odd experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
 }
-
-LONG_CHANGES = {"fsdp4 + ep2 to fsdp4 + ep4", "fsdp2 x tp2 + ep2 to dp4", "two experts, fsdp4 + ep2 to fsdp4"}
-CHANGES = {name: change for name, change in ALL_CHANGES.items() if SOAK or name not in LONG_CHANGES}
 
 CAPACITY = small(**COMMON, **moe(capacityFactor=0.75), optimizer=SGD)
 

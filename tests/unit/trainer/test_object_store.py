@@ -26,7 +26,7 @@ from tests.soak import SOAK
 from tests.unit.trainer.comparisons import model_at
 from tests.unit.trainer.hostile import as_metadata
 from tests.unit.trainer.test_verify import resumed_after
-from tests.unit.trainer.worlds import job, launch, small, user
+from tests.unit.trainer.worlds import job, launch, run_ranks, small, user
 from tools.cluster.ports import free_port
 
 UID = "1f3a9c2e-0000-4000-8000-000000000000"
@@ -60,8 +60,7 @@ def bucket(client, request):
 
 def run(folder, training, url, ranks=2, attempt=1, **options):
     config = job(training, uid=UID)
-    with launch(folder, config, ranks=ranks, storage=url, attempt=attempt, **options) as world:
-        return world.ended()
+    return run_ranks(folder, config, ranks=ranks, storage=url, attempt=attempt, **options)
 
 
 def names(client, url):
@@ -160,8 +159,7 @@ class TestRuns:
         checkpoint = {"initialFrom": "test", "folder": "another"}
         training = {**TRAINING, "steps": 2, "checkpoint": checkpoint, "model": user("double_mlp")}
         config = job(training, uid=UID) | {"checkpointFolder": "another"}
-        with launch(tmp_path / "second", config, storage=bucket) as world:
-            ended = world.ended()
+        ended = run_ranks(tmp_path / "second", config, storage=bucket)
         assert [rank.code for rank in ended] == [ExitCode.DONE], ended[0].err
         assert f"weights from {bucket}/test/step-2.1f3a9c2e-1" in ended[0].out
 
@@ -177,8 +175,7 @@ class TestRuns:
         assert resumed.code == ExitCode.CHECKPOINT_BROKEN
         assert sentence in resumed.report.error.message
         config = job({**TRAINING, "steps": 1, "checkpoint": {"initialFrom": "test"}}, uid=UID)
-        with launch(tmp_path / "third", config | {"checkpointFolder": "another"}, storage=bucket) as world:
-            (begun,) = world.ended()
+        (begun,) = run_ranks(tmp_path / "third", config | {"checkpointFolder": "another"}, storage=bucket)
         assert begun.code == ExitCode.CHECKPOINT_BROKEN
         assert sentence in begun.report.error.message
         assert main(["export", place, str(tmp_path / "out.safetensors")]) == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.unit.trainer.worlds import job, launch, small
+from tests.unit.trainer.worlds import job, run_ranks, small
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,7 @@ def observed(tmp_path_factory):
         logging={"interval": 1},
         evaluation={"interval": 6},
     )
-    with launch(folder, job(training), ranks=2, DISTTRAIN_METRICS_DIR=str(folder / "metrics")) as world:
-        ended = world.ended()
+    ended = run_ranks(folder, job(training), ranks=2, DISTTRAIN_METRICS_DIR=str(folder / "metrics"))
     assert [rank.code for rank in ended] == [0, 0], ended[0].err
     return folder / "metrics"
 
@@ -41,8 +40,7 @@ def test_event_files_say_what_metrics_say(observed):
 
 def test_no_event_files_where_they_are_not_wanted(tmp_path):
     training = small(logging={"tensorBoard": False})
-    with launch(tmp_path, job(training), DISTTRAIN_METRICS_DIR=str(tmp_path / "metrics")) as world:
-        assert world.ended()[0].code == 0
+    assert run_ranks(tmp_path, job(training), DISTTRAIN_METRICS_DIR=str(tmp_path / "metrics"))[0].code == 0
     assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["metrics.jsonl"]
 
 
@@ -51,7 +49,6 @@ def test_no_event_files_where_they_are_not_wanted(tmp_path):
     [({"logging": {"tensorBoard": True}}, "logging.tensorBoard"), ({"profiling": {"firstStep": 2}}, "profiling")],
 )
 def test_what_has_no_place_is_refused(tmp_path, changes, field):
-    with launch(tmp_path, job(small(**changes))) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path, job(small(**changes)))
     assert rank.code == 80
     assert f"`training.{field}` needs a volume in `spec.storage`" in rank.err

@@ -105,7 +105,6 @@ def attempt(
         return Owner(owned._fence._own)
 
     def save(step: int, port: Port, owner: Owner) -> Owner:
-        assert owner.claim is not None
         found, owned = owned_by(port, owner.claim)
         place = found.partial(step, owner.claim.number)
         try:

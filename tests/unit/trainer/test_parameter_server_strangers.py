@@ -39,7 +39,6 @@ class Serving:
         self.port = free_port()
         command = [sys.executable, "-m", "tests.unit.trainer.lone_server", f"127.0.0.1:{self.port}"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == "listens\n"
 
     def most(self) -> int:

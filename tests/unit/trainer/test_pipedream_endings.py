@@ -10,7 +10,7 @@ import torch
 from disttrain_api.names import ExitCode
 from tests.unit.trainer.comparisons import model_at, require_same, require_same_bits, series
 from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, two_buffers
-from tests.unit.trainer.worlds import job, launch, run_cases, small, user
+from tests.unit.trainer.worlds import job, launch, run_cases, run_ranks, small, user
 
 TOLERANCE = 1e-10
 STAGES, STEPS, MICRO, INTERVAL = 3, 12, 4, 8
@@ -130,20 +130,17 @@ def test_a_killed_stage_restarts_from_the_checkpoint(tmp_path):
         world.processes[1].send_signal(signal.SIGKILL)
         codes = [rank.code for rank in world.ended()]
     assert codes == [ExitCode.PEER_LOST, -signal.SIGKILL, ExitCode.PEER_LOST]
-    with launch(tmp_path / "second", described, STAGES, storage, attempt=2) as world:
-        ended = world.ended()
+    ended = run_ranks(tmp_path / "second", described, STAGES, storage, attempt=2)
     assert [rank.code for rank in ended] == [0] * STAGES
     assert "resuming after step" in ended[0].out
-    with launch(tmp_path / "through", described, STAGES, undisturbed) as world:
-        assert [rank.code for rank in world.ended()] == [0] * STAGES
+    assert [rank.code for rank in run_ranks(tmp_path / "through", described, STAGES, undisturbed)] == [0] * STAGES
     require_same_bits(model_at(storage, 40), model_at(undisturbed, 40))
 
 
 def test_microbatches_of_two_shapes_are_refused(tmp_path):
     changes = {"model": user("tagging_layers"), "data": user("growing_tokens"), "microBatchSize": 1}
     described = job(training(**changes), parallelism=piped({"schedule": "PipeDream"}, stages=2))
-    with launch(tmp_path, described, 2) as world:
-        first, second = world.ended()
+    first, second = run_ranks(tmp_path, described, 2)
     assert first.code == ExitCode.INVALID_CONFIGURATION
     assert re.search(r"a stage gave \[1, [45], 12\] of float32 after \[1, [45], 12\] of float32", first.err)
     assert second.code == ExitCode.PEER_LOST

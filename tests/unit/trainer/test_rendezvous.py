@@ -313,9 +313,7 @@ class TestGateway:
         ],
         ids=lambda value: getattr(value, "__name__", ""),
     )
-    def test_nothing_of_a_stranger_reaches_the_store_and_nothing_of_it_comes_back(
-        self, world: World, attack, why: str
-    ) -> None:
+    def test_nothing_of_a_stranger_reaches_the_store_and_nothing_of_it_comes_back(self, world, attack, why):
         """But to who begins a handshake a nonce and a code. Red without the proof, and where bytes of another protocol
         are taken in before they are refused."""
         outcome = Outcome("")

@@ -110,9 +110,7 @@ def test_a_report_has_a_sentence_without_the_exceptions_text(report: RankError, 
         ("json", {"odd": 1}, True),
     ],
 )
-def test_a_sentence_is_cut_where_code_of_others_raised_what_it_quotes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, config: dict[str, int], kept: bool
-) -> None:
+def test_a_sentence_is_cut_where_code_of_others_raised_what_it_quotes(tmp_path, monkeypatch, module, config, kept):
     (tmp_path / "raises_secret.py").write_text("raise RuntimeError('a secret')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises((EntrypointNotImportable, InvalidConfiguration)) as caught:

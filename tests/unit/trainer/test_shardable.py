@@ -138,24 +138,18 @@ def require_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", [name for name, (ranks, *_) in LAYOUTS.items() if ranks == 2])
-def test_what_cannot_be_cut_trains_as_in_one_process(
-    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], layout: str
-) -> None:
+def test_what_cannot_be_cut_trains_as_in_one_process(alone, two, layout):
     require_alike(two[layout], alone["held"])
 
 
 @pytest.mark.parametrize("layout", [name for name, (ranks, *_) in LAYOUTS.items() if ranks == 4])
-def test_beside_other_degrees_too(
-    alone: dict[str, dict[str, Any]], four: dict[str, dict[str, Any]], layout: str
-) -> None:
+def test_beside_other_degrees_too(alone, four, layout):
     """4 ranks."""
     require_alike(four[layout], alone["layers" if layout.startswith("pp") else "held"])
 
 
 @pytest.mark.parametrize("change", ["shards, then replicas", "replicas, then shards"])
-def test_a_checkpoint_of_it_goes_on_in_another_layout(
-    alone: dict[str, dict[str, Any]], two: dict[str, dict[str, Any]], change: str
-) -> None:
+def test_a_checkpoint_of_it_goes_on_in_another_layout(alone, two, change):
     assert two[change]["errors"][0].startswith("Stopped")
     require_alike(two[change], alone["all used"])
 
@@ -178,7 +172,6 @@ def test_what_shards_take_passes(alone: dict[str, dict[str, Any]], two: dict[str
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_they_cannot_take_is_named(two: dict[str, dict[str, Any]], case: str) -> None:
     (error,) = two[case]["errors"]
-    assert error is not None
     assert error.startswith("InvalidConfiguration: ")
     assert REFUSED[case][2] in error
 

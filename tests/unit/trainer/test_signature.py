@@ -97,7 +97,6 @@ def test_names_and_places_are_bounded_and_keep_their_ends() -> None:
     assert callable(function)
     found = signature(raised(lambda: function(kind)))
     assert len(found.error) == MAX_ERROR_NAME
-    assert found.place is not None
     assert len(found.place) == MAX_PLACE
     assert found.place.endswith("/model.py:2")
 
@@ -149,7 +148,6 @@ def test_an_error_that_names_a_file_whose_name_is_no_text_is_reported(tmp_path: 
         reporter.fail(describe(raised(lambda place=place, error=error: exec(place, {"error": error}))))
         read = RankReport.model_validate_json((tmp_path / "rank-0.json").read_bytes())
         assert read.error == reporter.report.error
-        assert read.error is not None
         assert read.error.message.startswith(("ValueError: no image: b\\udcff.png", "no folder \\udcff"))
 
 
@@ -196,7 +194,6 @@ def test_a_user_that_calls_sys_exit_is_named(code: Any, exit_code: int, reason: 
     assert found.message.startswith("left at step 9 of 20 with exit code ")
     assert text in found.message
     assert f"code in {__file__}:{line_of(leave)} called sys.exit" in found.message
-    assert found.signature is not None
     assert found.signature.error == "SystemExit"
 
 

@@ -18,7 +18,7 @@ from disttrain_trainer.metrics.sinks import open as opening
 from disttrain_trainer.metrics.sinks.mlflow import flat, key_of
 from disttrain_trainer.metrics.sinks.sink import Background, Values
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from tests.unit.trainer.worlds import job, launch, small
+from tests.unit.trainer.worlds import job, run_ranks, small
 from tests.waiting import GENEROUS
 
 LOSS = "loss_metrics/global_avg_loss"
@@ -38,8 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for attempt, steps in enumerate((3, 6), start=1):
         config = job({**TRAINING, "steps": steps})
-        with launch(folder / str(attempt), config, 2, folder / "storage", attempt, **environment) as world:
-            ended = world.ended()
+        ended = run_ranks(folder / str(attempt), config, 2, folder / "storage", attempt, **environment)
         assert [rank.code for rank in ended] == [0, 0], ended[0].err
         assert "figures are lost" not in ended[0].err
     return folder
@@ -56,7 +55,6 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MlflowClient, Run
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient((place / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("disttrain")
-    assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id])
     return client, found
 
@@ -178,9 +176,7 @@ def test_a_service_that_is_away_at_the_start_is_asked_again(capsys: pytest.Captu
     assert capsys.readouterr().err == "disttrain: MLflow: figures are lost: refused\n"
 
 
-def test_a_service_that_does_not_answer_keeps_nobody_waiting(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_does_not_answer_keeps_nobody_waiting(capsys, monkeypatch):
     monkeypatch.setattr("disttrain_trainer.metrics.sinks.sink.CLOSING_SECONDS", 0.05)
     service = Service()
     service.answers.clear()
@@ -227,8 +223,7 @@ def test_no_package_is_imported_that_nobody_asked_for(tmp_path: Path) -> None:
     )
     module = tmp_path / "program_that_tells.py"
     module.write_text(program)
-    with launch(tmp_path / "run", job(small()), module="program_that_tells", fresh=True, **on_path(tmp_path)) as world:
-        (rank,) = world.ended()
+    (rank,) = run_ranks(tmp_path / "run", job(small()), module="program_that_tells", fresh=True, **on_path(tmp_path))
     assert rank.code == 0, rank.err
     assert rank.out.splitlines()[-1] == "[]"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.suites import GATE
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same_figures
 from tests.unit.trainer.norm_code import LAYERS, SIZES, STEPS, layer_of, run_layer
-from tests.unit.trainer.worlds import launch, run_cases, small
+from tests.unit.trainer.worlds import run_cases, run_ranks, small
 
 TOLERANCE = 1e-10
 SYNC = {"dataParallel": {"syncBatchNorm": True}}
@@ -27,8 +27,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     folder = tmp_path_factory.mktemp("layers")
     module = "tests.unit.trainer.norm_code"
-    with launch(folder, None, len(SIZES), module=module, RESULTS=str(folder)) as world:
-        ended = world.ended()
+    ended = run_ranks(folder, None, len(SIZES), module=module, RESULTS=str(folder))
     assert [rank.code for rank in ended] == [0] * len(SIZES), "\n".join(rank.err for rank in ended)
     return [torch.load(folder / f"{rank}.pt") for rank in range(len(SIZES))]
 
@@ -42,18 +41,14 @@ class TestLayersOfThreeRanksEqualThatOfOneProcess:
                 found = torch.cat([rank[name][what] for rank in ranks])
                 assert distance(found, whole[what]) <= TOLERANCE, what
 
-    def test_parameters_gradients_are_parts_of_a_sum(
-        self, ranks: list[dict[str, dict[str, Tensor]]], name: str
-    ) -> None:
+    def test_parameters_gradients_are_parts_of_a_sum(self, ranks, name):
         whole = run_layer(layer_of(name), name, None)
         parameters = [key for key in whole if key.startswith("gradient of")]
         assert len(parameters) == (0 if name == "not affine" else 2)
         for what in parameters:
             assert distance(sum(rank[name][what] for rank in ranks), whole[what]) <= TOLERANCE, what
 
-    def test_running_statistics_are_alike_everywhere(
-        self, ranks: list[dict[str, dict[str, Tensor]]], name: str
-    ) -> None:
+    def test_running_statistics_are_alike_everywhere(self, ranks, name):
         whole = run_layer(layer_of(name), name, None)
         states = [key for key in whole if key.startswith("state")]
         assert len(states) == (1 if name == "without statistics" else 3)
@@ -124,9 +119,7 @@ def together(tmp_path_factory: pytest.TempPathFactory, asked_for: Any) -> dict[s
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "dp2, each its own"])
-def test_a_network_is_trained_as_in_one_process(
-    alone: dict[str, dict[str, Any]], together: dict[str, dict[str, Any]], layout: str
-) -> None:
+def test_a_network_is_trained_as_in_one_process(alone, together, layout):
     expected, found = alone["accumulated" if "accumulated" in layout else "plain"], together[layout]
     assert found["errors"] == [None]
     assert found["parameters"].keys() == expected["parameters"].keys()
@@ -136,9 +129,7 @@ def test_a_network_is_trained_as_in_one_process(
     require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS), steps=4, tolerance=TOLERANCE)
 
 
-def test_without_it_each_normalises_its_part(
-    alone: dict[str, dict[str, Any]], together: dict[str, dict[str, Any]]
-) -> None:
+def test_without_it_each_normalises_its_part(alone, together):
     """So that equality above is the layer's doing."""
     name = "1.running_var"
     found, expected = (result["parameters"][name] for result in (together["dp2, each its own"], alone["plain"]))
@@ -153,9 +144,7 @@ def test_a_model_without_such_layers_is_refused(alone: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("layout", CAST)
 @pytest.mark.parametrize("precision", FORMATS)
-def test_statistics_stay_whole_beside_weights_that_are_cast(
-    together: dict[str, dict[str, Any]], precision: str, layout: str
-) -> None:
+def test_statistics_stay_whole_beside_weights_that_are_cast(together, precision, layout):
     """Replicas compute under autocast, which leaves the layer's weights as they are."""
     found = together[f"{precision} {layout}"]
     expected = together[f"{precision} sync" if "all replicas'" in layout else precision]

@@ -59,7 +59,6 @@ REFUSED = {
 
 def example(name: str) -> dict[str, Any]:
     training = load(ROOT / "examples" / "tasks" / f"{name}.yaml").spec.training
-    assert training is not None
     described: dict[str, Any] = training.model_dump(mode="json", by_alias=True, exclude_none=True)
     return described
 
@@ -145,9 +144,7 @@ def test_what_is_no_task_is_refused_by_name(results: dict[str, dict[str, Any]], 
         ("no such parameter", "no parameter matches the pattern 'head.*'; the model has 0.weight, 0.bias,"),
     ],
 )
-def test_parameters_that_no_optimizer_or_group_would_get_are_named(
-    results: dict[str, dict[str, Any]], case: str, message: str
-) -> None:
+def test_parameters_that_no_optimizer_or_group_would_get_are_named(results, case, message):
     (error,) = results[case]["errors"]
     assert message in error
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.techniques_rank import MICROBATCHES
-from tests.unit.trainer.worlds import launch
+from tests.unit.trainer.worlds import run_ranks
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 PRODUCTS = {"aten.addmm.default", "aten.mm.default", ATTENTION}
@@ -15,9 +15,8 @@ RANKS = 2
 
 
 def watched(folder, ranks):
-    with launch(folder, None, ranks, module="tests.unit.trainer.techniques_rank", RESULTS=str(folder)) as world:
-        ended = world.ended()
-        assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
+    ended = run_ranks(folder, None, ranks, module="tests.unit.trainer.techniques_rank", RESULTS=str(folder))
+    assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
     return torch.load(folder / "results.pt", weights_only=False)
 
 

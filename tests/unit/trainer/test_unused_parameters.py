@@ -9,7 +9,7 @@ import torch
 from disttrain_api.names import ExitCode
 from tests.unit.trainer.layouts import ADAMW
 from tests.unit.trainer.shard_code import of_shards
-from tests.unit.trainer.worlds import job, launch, run_cases, small
+from tests.unit.trainer.worlds import job, run_cases, run_ranks, small
 
 SEARCH = {"dataParallel": {"findUnusedParameters": True}}
 STEPS = small(optimizer=ADAMW, steps=10, logging={"interval": 1})
@@ -83,8 +83,7 @@ def test_a_parameter_that_is_left_out_later_is_named(two: dict[str, dict[str, An
 def test_one_rank_that_leaves_it_out_ends_with_its_name(tmp_path: Path) -> None:
     """The others wait for its gradient, until it is gone."""
     training = {**STEPS, "model": of_shards("leaving_out", rank=1)}
-    with launch(tmp_path, job(training), 2) as world:
-        ended = world.ended()
+    ended = run_ranks(tmp_path, job(training), 2)
     assert ended[1].code == ExitCode.INVALID_CONFIGURATION, ended[1].err
     assert LEFT_OUT in ended[1].err
     assert ended[0].code == ExitCode.PEER_LOST, ended[0].err

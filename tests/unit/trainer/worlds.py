@@ -78,7 +78,6 @@ def small(**changes: Any) -> dict[str, Any]:
 def of_example(name: str, **changes: Any) -> dict[str, Any]:
     """The training of an example, with some of its fields changed."""
     training = load(ROOT / "examples" / f"{name}.yaml").spec.training
-    assert training is not None
     described: dict[str, Any] = json.loads(training.model_dump_json(by_alias=True, exclude_none=True))
     return described | changes
 
@@ -190,7 +189,6 @@ class Ended:
     @property
     def error(self) -> RankError:
         """Why it failed, as it reports."""
-        assert self.report is not None
         assert self.report.error is not None
         return self.report.error
 
@@ -313,6 +311,12 @@ def launch(
         yield world
     finally:
         world.kill()
+
+
+def run_ranks(folder: Path, config: dict[str, Any] | None, *args: Any, **options: Any) -> list[Ended]:
+    """Start ranks as `launch` does, and wait for their end."""
+    with launch(folder, config, *args, **options) as world:
+        return world.ended()
 
 
 @dataclass(frozen=True)
