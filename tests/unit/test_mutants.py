@@ -38,24 +38,3 @@ def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_a_place_is_broken_in_these_ways(changes, source: str, broken: list[str]) -> None:
     assert [mutant.applied().decode() for mutant in changes(source)] == broken
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "x: A[1] | None\n",
-        "@f(1)\ndef g(x: B[2]) -> C[3]: ...\n",
-        "assert a < b\n",
-        "if TYPE_CHECKING:\n    x = 1\n",
-        'def f():\n    """Text."""\n    return None\n',
-        "raise_ = 'text'\n",
-    ],
-)
-def test_what_does_nothing_is_left_alone(changes, source: str) -> None:
-    assert changes(source) == []
-
-
-def test_a_context_of_coverage_is_a_test() -> None:
-    assert (
-        mutants.test_id("tests.unit.test_mutants.TestIt.test_that") == "tests/unit/test_mutants.py::TestIt::test_that"
-    )

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests import run as runner
-from tests.run import Outcome, Step, default_signals, run, run_steps, summary, variables
+from tests.run import Outcome, Step, default_signals, run, run_steps, variables
 
 SHELL = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
 
@@ -72,24 +72,12 @@ def test_what_outlives_a_step_is_named_and_ended(logs: Path, monkeypatch: pytest
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_temporary_folder_of_a_step_goes_with_it(logs: Path) -> None:
-    outcome = one(a_step(f"touch $TMPDIR/removed; echo $TMPDIR > {logs}/scratch"))
-    assert list(outcome.problems()) == []
-    assert not Path((logs / "scratch").read_text().strip()).exists()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_mount_that_outlives_a_step_is_named_and_unmounted(logs: Path) -> None:
     outcome = one(a_step(f"mkdir $TMPDIR/m && mount -t tmpfs none $TMPDIR/m && echo $TMPDIR/m > {logs}/mount"))
     mount = (logs / "mount").read_text().strip()
     assert list(outcome.problems()) == [f"left a mount ({mount}) behind"]
     assert mount not in Path("/proc/self/mountinfo").read_text()
-
-
-def test_steps_of_a_group_run_beside_each_other(logs: Path) -> None:
-    meets = f"touch {logs}/$0; while ! [ -e {logs}/$1 ]; do sleep 0.1; done"
-    steps = [Step(name, ("sh", "-c", meets, name, other), 60) for name, other in (("a", "b"), ("b", "a"))]
-    assert [outcome.code for outcome in run_steps(steps, SHELL)] == [0, 0]
 
 
 PASSES, FAILS = "tests/unit/test_run.py::test_the_shell_says_only_where_things_are", "tests/unit/none.py::test"
@@ -126,23 +114,6 @@ def test_a_row_that_finds_no_test_is_red(monkeypatch, capsys) -> None:
     assert "no test is called nobody" in capsys.readouterr().out
 
 
-def test_a_long_list_of_failures_is_cut() -> None:
-    outcome = Outcome(a_step("false"), 1.0, 1, {f"tests/x.py::test_{number}": "call: no" for number in range(100)})
-    lines = list(summary([outcome], set(), []))
-    assert len(lines) < 40
-    assert "and 70 more" in lines
-    assert lines[-1] == "tests: 0 passed, 100 failed, 0 skipped"
-
-
-def test_a_failure_of_another_environment_says_how_to_run_it_there() -> None:
-    failed = {"tests/x.py::test": "call: no"}
-    steps = [Step("here", ("false",), 60), Step("there", ("false",), 60, alone="make test-there TESTS='ID'")]
-    lines = list(summary([Outcome(step, 1.0, 1, failed) for step in steps], set(), []))
-    here, there = "to run one alone: .venv/bin/python -m pytest 'ID'", "to run one alone: make test-there TESTS='ID'"
-    assert lines[:4] == ["FAILED tests/x.py::test - call: no", here, "FAILED tests/x.py::test - call: no", there]
-    assert lines[-1] == "tests: 0 passed, 2 failed, 0 skipped"
-
-
 def test_the_oldest_torch_is_the_lower_bound_of_the_package() -> None:
     command = ["make", "-n", "-B", "setup-oldest"]
     output = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=True).stdout
@@ -170,9 +141,3 @@ def test_signals_that_the_shell_ignores_are_not_ignored_by_what_tests_start() ->
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE)
     assert [number for number in numbers if ignored >> (number - 1) & 1] == []
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, f"{default_signals.__name__} was called for this process"
-
-
-def test_what_is_compiled_lies_in_no_folder_with_a_blank() -> None:
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    assert variables({"HOME": "/home/me"}, gate=True)[name] == "/home/me/.cache/disttrain/torchinductor"
-    assert name not in variables({"HOME": "/home/a person"}, gate=True)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.gpu_gpt2 import NO_GPU, Length, Shape, job, peak_flops
+from benchmarks.gpu_gpt2 import NO_GPU, Length, Shape, job
 from benchmarks.gpu_plain_loop import Gpt
 from disttrain_api.builtin import model_config
 from disttrain_api.jobconfig import JobConfig
@@ -16,19 +16,6 @@ from disttrain_trainer.runtime.config import resolve
 from tools.cluster.paths import REPOSITORY
 
 SHAPES = [Shape(), Shape(layers=2, heads=2, width=16, tokens=8, vocabulary=11)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_parameters_are_the_models_but_positions(shape):
-    training = JobConfig.model_validate(job(shape, 2, 1, Length.of(1))).training
-    with torch.device("meta"):
-        model = build(model_config(training))
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    assert shape.parameters == numbers - model.embeddings.positions.weight.numel()
-
-
-def test_gpt2_takes_855_million_operations_per_token():
-    assert Shape().flops_per_token == 6 * 123_587_328 + 12 * 12 * 768 * 1024 == 854_770_176
 
 
 def test_its_jobs_are_ones_that_the_trainer_takes():
@@ -60,14 +47,6 @@ def test_the_plain_loops_model_is_the_trainers():
     inputs, targets = torch.randint(11, (2, 3, 8), generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.cross_entropy(own(inputs).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(plain(inputs, targets), expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [("NVIDIA H200", 989e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", None), ("NVIDIA T4", None)],
-)
-def test_only_known_gpus_have_a_peak(name, peak):
-    assert peak_flops(name) == peak
 
 
 @pytest.mark.parametrize("script", ["gpu_gpt2", "gpu_record"])

@@ -1,14 +1,7 @@
-import pytest
-
 from tools.cluster.image_builds import IMAGES
-from tools.cluster.images import kind_cluster, references
+from tools.cluster.images import references
 from tools.cluster.paths import IMAGE_TAG
 from tools.cluster.pip_access import settings
-
-
-@pytest.mark.parametrize(("context", "cluster"), [("kind-kind", "kind"), ("kind-a-b", "a-b"), ("minikube", None)])
-def test_kind_is_known_by_its_context(context: str, cluster: str | None):
-    assert kind_cluster(context) == cluster
 
 
 def test_images_may_be_named_by_the_environment(monkeypatch):
