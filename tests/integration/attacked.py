@@ -48,9 +48,7 @@ def tracebacks(operator: OperatorProcess) -> list[str]:
 
 def peak_bytes(operator: OperatorProcess) -> int:
     """The most memory that the process has had."""
-    assert operator.process is not None
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{operator.process.pid}/status").read_text())
-    assert found is not None
     return int(found[1]) << 10
 
 

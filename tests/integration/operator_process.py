@@ -117,7 +117,6 @@ class OperatorProcess:
             eventually(self.ready, self.log)
 
     def ready(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, self.log()
         return self.health("readyz") == 200
 
@@ -145,7 +144,6 @@ class OperatorProcess:
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
-        assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(GENEROUS)
 

@@ -62,11 +62,9 @@ class Release:
         return self.operator
 
     def acts(self) -> bool:
-        assert self.operator is not None
         return "disttrain_leader 1.0" in self.operator.page("metrics")
 
     def describe(self) -> str:
-        assert self.operator is not None
         return self.operator.page("readyz").strip().splitlines()[-1]
 
     def key(self) -> str:

@@ -51,9 +51,7 @@ def newer_chart(folder: Path) -> Path:
     return chart
 
 
-def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(
-    cluster: ControlPlane, tmp_path: Path, release: Release
-) -> None:
+def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(cluster, tmp_path, release):
     api = cluster.api
     assert (done := release.install()).returncode == 0, done.stderr
     assert "watches all namespaces" in done.stdout
@@ -67,7 +65,6 @@ def test_a_rollback_keeps_the_jobs_and_statuses_that_a_newer_version_has_stored(
     pods = {pod["metadata"]["uid"] for pod in team.pods()}
 
     release.succeed("upgrade", str(newer_chart(tmp_path)), *release.flags())
-    assert release.operator is not None
     release.operator.stop()
     path = f"{JOBS.format(TEAM)}/kept"
     eventually(lambda: _put_status(cluster, path, mood="curious", phase="Contemplating").get("mood") == "curious")

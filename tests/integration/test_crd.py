@@ -118,9 +118,7 @@ def test_a_broken_rule_is_refused_with_the_words_of_python(jobs: Jobs, refusal: 
         (r"(a)\1", "invalid escape sequence"),
     ],
 )
-def test_an_expression_that_is_none_is_refused_with_the_reason_before_the_words_of_python(
-    jobs: Jobs, pattern: str, why: str
-) -> None:
+def test_an_expression_that_is_none_is_refused_with_the_reason_before_the_words_of_python(jobs, pattern, why):
     rules = [{"pattern": "(?P<step>.)"}, {"pattern": f"(?P<loss>.){pattern}"}]
     workers = {"image": "an/image:1", "command": ["train"]}
     job = a_manifest("refused", training=None, workers=workers, progress={"totalSteps": 9, "logRules": rules})

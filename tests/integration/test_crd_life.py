@@ -157,9 +157,7 @@ def test_a_job_that_has_not_run_may_change(jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     ("first", "then"), [("a.example/b", None), (None, "a.example/b"), ("a.example/b", "c.example/d")]
 )
-def test_who_manages_a_job_never_changes_not_even_before_it_has_run(
-    jobs: Jobs, first: str | None, then: str | None
-) -> None:
+def test_who_manages_a_job_never_changes_not_even_before_it_has_run(jobs, first, then):
     name = jobs.a_job(suspend=True, **({"managedBy": first} if first else {}))
     refused = jobs.patch(name, {"spec": {"managedBy": then}})
     message = "`spec.managedBy` may never change: create another job"

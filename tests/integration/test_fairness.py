@@ -23,9 +23,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
             yield started
 
 
-def test_a_pod_that_goes_from_a_full_namespace_costs_few_requests_and_lets_the_next_job_in(
-    control_plane: ControlPlane,
-) -> None:
+def test_a_pod_that_goes_from_a_full_namespace_costs_few_requests_and_lets_the_next_job_in(control_plane):
     team = Team(control_plane.api, "full")
     quotas = "/api/v1/namespaces/full/resourcequotas"
     team.ask("POST", quotas, {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}})

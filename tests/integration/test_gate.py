@@ -1,15 +1,13 @@
 """`gangScheduler: Gate` with a real API server and the cluster's own scheduler, on nodes that only pretend (kwok)."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from disttrain_api.times import timestamp
 from disttrain_operator.preflight import GATE_RIGHTS, RIGHTS
-from tests.integration.audit import created, requests_of_operator
+from tests.integration.audit import requests_of_operator
 from tests.integration.operator_process import (
     OperatorProcess,
     Raw,
@@ -17,7 +15,6 @@ from tests.integration.operator_process import (
     a_team,
     eventually,
     install_crd,
-    killed_until,
     kubeconfig_with_rights,
     running_operator,
 )
@@ -102,9 +99,7 @@ def node_of(pod: Raw) -> str | None:
     return node
 
 
-def test_a_gang_that_fits_runs_and_costs_2n_plus_4_requests(
-    control_plane: ControlPlane, operator: OperatorProcess, team: Team
-) -> None:
+def test_a_gang_that_fits_runs_and_costs_2n_plus_4_requests(control_plane, operator, team):
     pods = 16
     a_gang(team, pods, gpus=2)
     team.wait_for("Running")
@@ -132,9 +127,7 @@ def test_ranks_follow_the_topology(operator: OperatorProcess, team: Team) -> Non
     assert "needs 5 pods x 4 nvidia.com/gpu" in waiting["message"]
 
 
-def test_pods_whose_room_was_taken_wait_behind_the_gate_again(
-    control_plane: ControlPlane, operator: OperatorProcess, team: Team
-) -> None:
+def test_pods_whose_room_was_taken_wait_behind_the_gate_again(control_plane, operator, team):
     """A stranger binds itself to a reserved node before the scheduler binds our pod there."""
     scheduler = next(daemon for daemon in control_plane.daemons() if daemon.name == "kube-scheduler")
     scheduler.stop()
@@ -155,54 +148,8 @@ def is_held(pod: Raw) -> bool:
     return bool(pod["spec"].get("schedulingGates"))
 
 
-def test_an_operator_that_dies_between_releases_leaves_no_half_gang(
-    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
-) -> None:
-    """Half is let go by hand, as by a process that was killed in between; then the rest finds no room."""
-    operator = OperatorProcess(control_plane, tmp_path, *flags)
-    other = occupy(team, "fake-0")
-    try:
-        operator.start()
-        a_gang(team, NODES)
-        team.wait_for("Running", status="False", reason="WaitingForRoom")
-        operator.kill()
-        release_by_hand(team, of(team, "job")[0], "fake-1")
-        eventually(lambda: node_of(of(team, "job")[0]) == "fake-1")
-        operator.start()
-        eventually(lambda: team.status().get("attempt") == 2, team.status)
-        team.wait_for("Running", status="False", reason="WaitingForRoom")
-        assert all(node_of(pod) is None for pod in team.pods(2))
-        operator.kill()
-        remove(team, other)
-        release_by_hand(team, team.pods(2)[2], "fake-3")
-        operator.start()
-        team.wait_for("Running")
-        assert sorted(str(node_of(pod)) for pod in team.pods(2)) == [f"fake-{index}" for index in range(NODES)]
-    finally:
-        operator.kill()
-
-
-def test_an_operator_that_is_killed_again_and_again_brings_the_gang_up_once(
-    control_plane: ControlPlane, flags: tuple[str, ...], team: Team, tmp_path: Path
-) -> None:
-    pods = 24
-    operator = OperatorProcess(control_plane, tmp_path, *flags)
-    a_gang(team, pods, gpus=1)
-    try:
-        killed_until(operator, team, lambda: sum(bool(node_of(pod)) for pod in team.pods()) == pods)
-        operator.start()
-        team.wait_for("Running")
-    finally:
-        operator.kill()
-    assert (team.status()["attempt"], team.status()["restarts"]) == (1, 0)
-    assert control_plane.audit_log is not None
-    assert set(created(control_plane.audit_log, team.namespace, "pods").values()) == {1}
-
-
 @pytest.mark.parametrize("kind", ["required", "preferred"])
-def test_without_a_gate_the_scheduler_sees_what_belongs_together(
-    operator: OperatorProcess, team: Team, kind: str
-) -> None:
+def test_without_a_gate_the_scheduler_sees_what_belongs_together(operator, team, kind):
     team.create(
         workers={"replicas": 4, "gpusPerPod": 4, "processesPerPod": 1},
         runPolicy={"schedulingPolicy": {"topology": {kind: ZONE}}},
@@ -210,15 +157,3 @@ def test_without_a_gate_the_scheduler_sees_what_belongs_together(
     team.wait_for("Running")
     zones = {"fake-0": "x", "fake-1": "y", "fake-2": "x", "fake-3": "y"}
     assert len({zones[str(node_of(pod))] for pod in of(team, "job")}) == 1
-
-
-def release_by_hand(team: Team, pod: Raw, node: str) -> None:
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
-    annotations = {
-        # Not long ago: a gang that has had its room for ten minutes gives it back.
-        "disttrain.io/released-at": timestamp(datetime.now(UTC)),
-        "disttrain.io/reserved-node": node,
-    }
-    change = {"metadata": {"annotations": annotations}, "spec": {"schedulingGates": [], "affinity": affinity}}
-    team.ask("PATCH", f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}", change)

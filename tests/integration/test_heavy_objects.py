@@ -76,6 +76,5 @@ def seen(operator: OperatorProcess, figure: str | None) -> float:
 
 def forget_peak(operator: OperatorProcess) -> int:
     """Have the process' highest memory begin anew. Returns what it has now."""
-    assert operator.process is not None
     Path(f"/proc/{operator.process.pid}/clear_refs").write_text("5")
     return peak_bytes(operator)

@@ -136,22 +136,6 @@ def test_a_pod_that_looks_like_the_jobs_and_ends_ends_nothing(victim: Team, intr
     assert counts == {"role": "worker", "active": 0, "ready": 0, "succeeded": 1, "failed": 0}
 
 
-def test_pods_that_look_like_the_jobs_are_not_counted(victim: Team, intruder: Intruder) -> None:
-    """Red where an owner of another group counts."""
-    job = victim.create(suspend=True)
-    victim.wait_for("Suspended")
-    pod = intruder.pod(job, "intruder", attempt=1)
-    intruder.team.run([pod])
-    wait_until_the_operator_has_seen_all_of_this(victim)
-    victim.patch(suspend=False)
-    eventually(lambda: len(own_pods(victim, job)) == 2, victim.status)
-    victim.run(own_pods(victim, job))
-    victim.wait_for("Running")
-    (counts,) = victim.status()["replicaStatuses"]
-    assert (counts["active"], counts["ready"]) == (2, 2)
-    assert intruder.is_left_alone(pod)
-
-
 def test_a_pod_that_its_owner_is_taken_from_is_the_jobs_no_longer(victim: Team) -> None:
     job = victim.create(workers={"replicas": 1}, runPolicy={"restartBackoffSeconds": 1})
     eventually(lambda: own_pods(victim, job), victim.status)
@@ -228,9 +212,7 @@ def pod_groups(control_plane: ControlPlane) -> Iterator[None]:
 @pytest.mark.usefixtures("pod_groups")
 @pytest.mark.parametrize("owner", ["nobody", "another-controller"])
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(
-    victim: Team, kind: str, owner: str
-) -> None:
+def test_a_foreign_object_under_a_name_of_the_job_is_a_conflict_until_it_goes(victim, kind, owner):
     collection, suffix, foreign, spec = FOREIGN[kind]
     job = victim.create(**(spec | {"suspend": True}))
     victim.wait_for("Suspended")
@@ -280,9 +262,7 @@ def test_no_secret_that_others_made_beforehand_reaches_the_pods(victim: Team) ->
     assert secret["immutable"] is True
 
 
-def test_a_claim_that_outlives_its_job_is_found_again_by_a_new_process(
-    control_plane: ControlPlane, operator: OperatorProcess, victim: Team
-) -> None:
+def test_a_claim_that_outlives_its_job_is_found_again_by_a_new_process(control_plane, operator, victim):
     job = victim.create(storage=a_claim_template())
     pods = victim.wait_for_pods(2)
     victim.run(pods)

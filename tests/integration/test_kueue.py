@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,24 +173,6 @@ def test_a_preempted_gang_restarts_uncounted_and_comes_back_when_there_is_room(t
     team.wait_for("Running", name="meek")
 
 
-def test_a_failed_rank_is_a_new_group_and_the_old_one_is_let_go(team: QueueTeam) -> None:
-    team.queue_up()
-    pods = team.wait_for_admission()
-    team.schedule_and_run(pods)
-    team.wait_for("Running")
-    team.finish(pods[:1], code=1)
-
-    def second() -> Any:
-        team.end_what_is_deleted()
-        return len(team.pods(2)) == 2
-
-    eventually(second, team.left_over)
-    team.schedule_and_run(team.wait_for_admission(attempt=2))
-    team.wait_for("Running")
-    assert team.status()["restartsSinceCheckpoint"] == 1
-    eventually(lambda: not team.pods(1), team.left_over)
-
-
 def test_a_job_suspended_or_deleted_in_the_queue_leaves_no_pod_behind(team: QueueTeam) -> None:
     team.queue_up(pods=3)
     team.wait_for("Running", status="False", reason="Queued")
@@ -205,18 +186,7 @@ def test_a_job_suspended_or_deleted_in_the_queue_leaves_no_pod_behind(team: Queu
     eventually(lambda: not team.kueue.workloads(team.namespace), team.left_over)
 
 
-def test_a_pod_deleted_in_the_queue_by_hand_is_another_attempt(team: QueueTeam) -> None:
-    team.queue_up(pods=3)
-    team.wait_for("Running", status="False", reason="Queued")
-    name = team.pods(1)[0]["metadata"]["name"]
-    team.ask("DELETE", f"/api/v1/namespaces/{team.namespace}/pods/{name}")
-    eventually(lambda: len(team.pods(2)) == 3, lambda: [team.status(), team.left_over()])
-    eventually(lambda: not team.pods(1), team.left_over)
-
-
-def test_a_label_names_the_queue_and_changes_only_while_the_job_is_suspended(
-    team: QueueTeam, control_plane: ControlPlane, kueue: Kueue, tmp_path: Path
-) -> None:
+def test_a_label_names_the_queue_and_changes_only_while_the_job_is_suspended(team, control_plane, kueue, tmp_path):
     """With the policy of the chart, as on Kueue's own kinds."""
     Release(control_plane, tmp_path, "labels", "kueue-labels", ("crds.enabled=true",)).apply(
         "templates/queue-label.yaml"

@@ -8,15 +8,13 @@ import pytest
 from disttrain_api.history import HISTORY_NAME
 from tests.builders import a_claim_template
 from tests.integration.audit import requests_of_operator
-from tests.integration.operator_process import Raw, Team, a_team, eventually, running_operator
+from tests.integration.operator_process import Team, a_team, eventually, running_operator
 from tools.cluster.control_plane import ControlPlane
-
-TRAINING = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "steps": 10, "microBatchSize": 4}
 
 
 @pytest.fixture(scope="module")
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with running_operator(control_plane, tmp_path_factory.mktemp("operator"), "--trainer-image=trainer:test"):
+    with running_operator(control_plane, tmp_path_factory.mktemp("operator")):
         yield
 
 
@@ -107,42 +105,6 @@ def test_a_failed_pod_restarts_the_gang_once(team: Team) -> None:
     assert (status["attempt"], status["restarts"]) == (2, 1)
     assert status["attempts"][0]["verdict"]["exitCode"] == 1
     assert team.pods(1) == []
-
-
-def test_a_job_runs_once_its_agents_have_started_their_ranks(team: Team) -> None:
-    team.create(workers={"replicas": 2, "template": None}, training=TRAINING)
-    pods = team.wait_for_pods(2)
-    assert all("startupProbe" in pod["spec"]["containers"][0] for pod in pods), "the API server takes it"
-    assert pods[0]["spec"]["containers"][0]["image"] == "trainer:test"
-    for pod in pods:
-        team.set_status(pod, {"phase": "Running", "containerStatuses": [running_trainer(started=False)]})
-    why = team.wait_for("Running", status="False", reason="WaitingForAddress")
-    assert why["message"].startswith(f"pods {pods[0]['metadata']['name']}, {pods[1]['metadata']['name']} have waited")
-    assert team.status()["ready"] == "0/2"
-    for pod in pods:
-        team.set_status(pod, {"phase": "Running", "containerStatuses": [running_trainer(started=True)]})
-    team.wait_for("Running")
-    assert team.status()["ready"] == "2/2"
-
-
-def running_trainer(*, started: bool) -> Raw:
-    """What a kubelet says of the trainer, before or after its startup probe has passed."""
-    state = {"running": {"startedAt": "2026-01-01T12:00:00Z"}}
-    passed = {"ready": started, "started": started}
-    return {"name": "trainer", "image": "x", "imageID": "", "restartCount": 0, "state": state, **passed}
-
-
-def test_a_job_is_suspended_and_resumed(team: Team) -> None:
-    team.create()
-    team.run(team.wait_for_pods(2))
-    team.wait_for("Running")
-    team.patch(suspend=True)
-    team.wait_for("Suspended")
-    assert team.pods() == []
-    team.patch(suspend=False)
-    team.run(team.wait_for_pods(2, attempt=2))
-    team.wait_for("Running")
-    assert team.status()["restarts"] == 0, "resuming is no restart"
 
 
 def test_what_pods_wait_for_is_made_again_where_somebody_deletes_it(team: Team) -> None:

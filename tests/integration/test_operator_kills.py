@@ -1,12 +1,12 @@
 """Fleets of jobs come to their ends while the operator, the API server or etcd dies at random moments."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.fleet import Fleet, chance
+from tests.integration.fleet import chance
 from tests.integration.operator_process import OperatorProcess, eventually, running_operator
 from tests.soak import SOAK
 from tools.cluster.control_plane import ControlPlane
@@ -23,9 +23,7 @@ def operator(sea: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
         yield started
 
 
-def test_jobs_end_as_they_should_although_the_operator_is_killed_again_and_again(
-    operator: OperatorProcess, fleet: Fleet, audit_log: Path
-) -> None:
+def test_jobs_end_as_they_should_although_the_operator_is_killed_again_and_again(operator, fleet, audit_log):
     random = chance()
     for _ in range(ROUNDS):
         fleet.launch(JOBS_PER_ROUND)
@@ -53,13 +51,7 @@ def restart_etcd(control_plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("restart", [restart_api_server, restart_etcd], ids=["api-server", "etcd"])
-def test_jobs_end_as_they_should_although_a_part_of_the_control_plane_dies(
-    sea: ControlPlane,
-    operator: OperatorProcess,
-    fleet: Fleet,
-    audit_log: Path,
-    restart: Callable[[ControlPlane], None],
-) -> None:
+def test_jobs_end_as_they_should_although_a_part_of_the_control_plane_dies(sea, operator, fleet, audit_log, restart):
     random = chance()
     for _ in range(max(ROUNDS // 10, 1)):
         fleet.launch(JOBS_PER_ROUND)
@@ -68,6 +60,5 @@ def test_jobs_end_as_they_should_although_a_part_of_the_control_plane_dies(
         assert operator.health("healthz") == 200, "an outage is no illness"
     fleet.wait()
     fleet.check(operator, audit_log)
-    assert operator.process is not None
     assert operator.process.poll() is None
     eventually(operator.ready)

@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.integration.fleet import Fleet, chance
+from tests.integration.fleet import chance
 from tests.integration.operator_process import running_operator
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
@@ -35,9 +34,7 @@ NETWORKS: dict[str, Callable[[TcpProxy], None]] = {
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_jobs_end_as_they_should_although_all_connections(
-    sea: ControlPlane, proxy: TcpProxy, fleet: Fleet, audit_log: Path, tmp_path: Path, kind: str
-) -> None:
+def test_jobs_end_as_they_should_although_all_connections(sea, proxy, fleet, audit_log, tmp_path, kind):
     random = chance()
     server = f"https://127.0.0.1:{proxy.port}"
     kubeconfig = kubeconfig_through(sea.kubeconfig, server, tmp_path)

@@ -74,7 +74,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def waiting(path: Path, namespace: str) -> tuple[subprocess.Popen[str], IO[str]]:
     """A `submit --wait` that has said that the job is Pending, and what it says from now on."""
     process = submit(path, "-n", namespace, "--wait")
-    assert process.stdout is not None
     assert process.stdout.readline().startswith("dtj/digits created")
     assert process.stdout.readline() == "digits: Pending\n"
     return process, process.stdout
@@ -118,9 +117,7 @@ def test_a_job_that_exists_is_not_sent_twice(namespace: str, path: Path) -> None
         ("Failed", {"reason": "DataNotFound", "message": "no file", "rank": 0, "exitCode": 81}, 81),
     ],
 )
-def test_wait_ends_as_the_job_does(
-    control_plane: ControlPlane, namespace: str, path: Path, condition: str, verdict: dict[str, Any] | None, code: int
-) -> None:
+def test_wait_ends_as_the_job_does(control_plane, namespace, path, condition, verdict, code):
     process, out = waiting(path, namespace)
     write_status(control_plane, namespace, a_status("Running"))
     assert out.readline() == "digits: Running  attempt 1\n"
@@ -157,9 +154,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(control_plane: ControlPlane, 
     assert control_plane.api.ask("GET", f"{JOBS.format(namespace)}/digits").status == 200
 
 
-def test_the_verbs_see_and_change_a_job(
-    control_plane: ControlPlane, namespace: str, path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verbs_see_and_change_a_job(control_plane, namespace, path, capfd):
     where = ["-n", namespace]
     assert main(["submit", str(path), *where]) == 0
     write_status(control_plane, namespace, a_status("Running"))

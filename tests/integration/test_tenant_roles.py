@@ -58,9 +58,7 @@ class User:
         return run(asked).stdout.strip() == "yes"
 
 
-def test_who_may_edit_a_namespace_may_do_with_jobs_what_the_readme_says_alone(
-    cluster: ControlPlane,
-) -> None:
+def test_who_may_edit_a_namespace_may_do_with_jobs_what_the_readme_says_alone(cluster):
     """Red where the role may write the status."""
     ann = User(cluster, "ann")
     eventually(lambda: ann.may("create", "disttrainingjobs"))

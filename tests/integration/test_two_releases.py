@@ -40,14 +40,11 @@ def test_helm_refuses_a_second_release_of_the_same_jobs_and_removes_the_lease_wi
     assert eventually(first.acts)
     first.uninstall()
     assert control_plane.api.ask("GET", LEASE.format("kube-system")).status == 404
-    assert first.operator is not None
     first.operator.stop()
     assert control_plane.api.ask("GET", LEASE.format("kube-system")).status == 404, "nobody makes it again"
 
 
-def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
-    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
-) -> None:
+def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(control_plane, tmp_path, releases):
     first, second = Release(control_plane, tmp_path, "one", "ops"), Release(control_plane, tmp_path, "two", "tests")
     releases += [first, second]
     assert first.install().returncode == 0
@@ -57,7 +54,6 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
     eventually(first.acts, first.describe)
     second.start()
     eventually(lambda: "release ops/one serves the same jobs; uninstall one of the two releases" in second.describe())
-    assert second.operator is not None
     assert "release ops/one serves the same jobs" in second.operator.log()
     assert first.acts()
     assert not second.acts()
@@ -68,9 +64,7 @@ def test_a_second_release_that_helm_did_not_refuse_stands_by_and_says_so(
     assert {release.key() for release in releases} == keys
 
 
-def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_none(
-    control_plane: ControlPlane, tmp_path: Path, releases: list[Release]
-) -> None:
+def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_none(control_plane, tmp_path, releases):
     mine, also_mine, others = (Team(control_plane.api, name) for name in ("apart-a", "apart-b", "apart-c"))
     both = Release(control_plane, tmp_path, "one", "ops", ("watchNamespaces={apart-b,apart-a}",))
     one = Release(control_plane, tmp_path, "two", "tests", ("watchNamespaces={apart-b}",))
@@ -95,6 +89,5 @@ def test_a_release_of_several_namespaces_serves_these_and_no_other_and_shares_no
         team.wait_for("Finished")
         assert team.status()["phase"] == "Succeeded"
     both.uninstall()
-    assert both.operator is not None
     both.operator.stop()
     assert control_plane.api.ask("GET", LEASE.format("apart-a")).status == 404

@@ -89,9 +89,7 @@ def as_user(certificate: Certificate) -> Raw:
 
 
 @pytest.mark.parametrize("way", ["proxy-url", "HTTPS_PROXY"])
-def test_through_a_proxy_to_a_server_of_another_name(
-    api_server: ControlPlane, proxy: ForwardProxy, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_through_a_proxy_to_a_server_of_another_name(api_server, proxy, ask, tmp_path, monkeypatch, way):
     address = proxy.url.replace("//", "//me:a%20secret@")
     cluster = {"server": f"https://{ELSEWHERE}", "tls-server-name": "kubernetes"}
     if way == "proxy-url":
@@ -109,9 +107,7 @@ def test_through_a_proxy_to_a_server_of_another_name(
         ask(replace(access, server_name=None), 1)
 
 
-def test_by_the_authorities_of_ssl_cert_file(
-    api_server: ControlPlane, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_the_authorities_of_ssl_cert_file(api_server, ask, tmp_path, monkeypatch):
     user = as_user(api_server.certificate("someone", "someone"))
     path = a_kubeconfig(api_server, tmp_path / "config", user, **{"certificate-authority-data": ""})
     with pytest.raises(Exception, match=r"(?i)certificate"):
@@ -120,9 +116,7 @@ def test_by_the_authorities_of_ssl_cert_file(
     assert ask(find_access(str(path)), 1) == ["someone"]
 
 
-def test_as_a_user_of_another_file(
-    api_server: ControlPlane, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_a_user_of_another_file(api_server, ask, tmp_path, monkeypatch):
     """As for kubectl: of two clusters, users or contexts of one name the first counts, whatever the second holds."""
     user = as_user(api_server.certificate("someone", "someone"))
     first = a_kubeconfig(api_server, tmp_path / "first", {})
@@ -152,9 +146,7 @@ def test_as_whom_a_plugin_says_and_then_as_another(api_server: ControlPlane, ask
     assert (names[0], names[-1]) == ("user-one", "user-two")
 
 
-def test_the_operator_serves_jobs_through_a_proxy(
-    control_plane: ControlPlane, proxy: ForwardProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operator_serves_jobs_through_a_proxy(control_plane, proxy, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", proxy.url)
     user = as_user(control_plane.certificate("through-proxy", "through-proxy", "system:masters"))
     cluster = {"server": f"https://{ELSEWHERE}", "tls-server-name": "kubernetes"}
