@@ -61,9 +61,7 @@ def test_a_script_that_looks_for_a_rank_trains_with_its_peers(workplace: Workpla
         assert f"trained as rank {rank} of 2, ddp True" in run.log(rank, 1)
 
 
-def test_the_environment_is_the_users_with_the_contract_laid_over_it(
-    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_the_users_with_the_contract_laid_over_it(workplace, monkeypatch):
     monkeypatch.setenv("MINE", "kept")
     monkeypatch.setenv("RANK", "77")
     monkeypatch.setenv("PET_NNODES", "77")

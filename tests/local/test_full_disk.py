@@ -7,7 +7,7 @@ import pytest
 from disttrain_api.names import ExitCode
 from tests.small_disk import fill, small_disk
 
-from .conftest import DISTTRAIN, Run, Workplace, own, script
+from .conftest import Run, Workplace, own, script
 from .test_outputs import ENDLESS, stored, until_it_trains
 
 FULL = "No space left on device"
@@ -72,14 +72,6 @@ def greedy(workplace: Workplace, then: str) -> Run:
         return workplace.run(path)
 
 
-def test_a_disk_that_fills_up_before_the_first_report_costs_a_training_nothing(workplace: Workplace) -> None:
-    run = greedy(workplace, "pass")
-    assert run.exit_code == 0, run.stderr
-    assert run.condition("Complete")["status"] == "True"
-    assert "Traceback" not in run.stderr
-    assert not run.left()
-
-
 def test_a_rank_that_needs_room_of_its_own_ends_with_a_sentence(workplace: Workplace) -> None:
     run = greedy(workplace, 'open("disttrain-runs/more", "wb", buffering=0).write(b"x" * 4096)')
     assert run.exit_code == 1
@@ -114,13 +106,3 @@ def test_a_run_whose_folder_finds_no_room_does_not_begin(workplace: Workplace, f
         f"disttrain: cannot write to {workplace.folder}/disttrain-runs: {FULL}; choose another place with"
         " --runs FOLDER\n"
     )
-
-
-def test_a_check_of_collectives_without_room_ends_with_a_sentence(workplace: Workplace) -> None:
-    with small_disk(workplace.folder / "small", "64k", files=0) as disk:
-        # Once Python has chosen where temporary files go.
-        chosen = f"import sys, tempfile\ntempfile.tempdir = {str(disk)!r}\n"
-        program = f"{chosen}from disttrain.main import main\nsys.exit(main())"
-        run = workplace.execute([DISTTRAIN[0], "-c", program, "collectives"])
-        assert run.wait() == 1
-    assert run.stderr == f"disttrain: cannot write to {disk}: {FULL}; choose another place with TMPDIR\n"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,6 @@ def refused(run: Run, *numbers: str) -> None:
     assert not run.stdout
 
 
-def on_a_laptop() -> list[str]:
-    """`disttrain` on a machine of 16 GiB, so that a larger one is not taken down where the job is started."""
-    code = (
-        "import sys\nfrom disttrain.local import machine\nmachine.memory_limit = lambda: 2**34\n"
-        "from disttrain.main import main\nsys.exit(main())"
-    )
-    return [sys.executable, "-c", code]
-
-
 def test_a_model_of_a_trillion_parameters_is_refused(workplace: Workplace) -> None:
     path = workplace.write(workers={"replicas": 2}, training=TRILLION)
     refused(workplace.run(path), "1,000,076,000,010 parameters", "at least 29.1 TiB of memory")
@@ -57,29 +47,8 @@ def test_who_insists_gets_the_sentence_of_the_trainer(workplace: Workplace) -> N
     assert not run.left()
 
 
-def test_a_resumed_job_is_asked_about_too(workplace: Workplace) -> None:
-    run = workplace.run(workplace.write(workers={"replicas": 2}, training=SHORT, suspend=True))
-    file = run.home / "status.yaml"
-    file.write_text(file.read_text().replace("replicas: 2", "replicas: 10000"))
-    again = workplace.run("--resume", run.home, command=on_a_laptop())
-    assert again.exit_code == 1
-    assert "10,000 ranks in 10,000 pods" in again.stderr
-
-
-def test_collectives_of_too_many_ranks_are_refused(workplace: Workplace) -> None:
-    run = workplace.execute([*on_a_laptop(), "collectives", "--ranks", "10000"])
-    assert run.wait() == 1
-    assert "10,000 ranks in 10,000 pods need at least" in run.stderr
-
-
 def seventeen(workplace: Workplace) -> Path:
     return own(workplace, "true", replicas=17)
-
-
-def test_what_may_not_fit_is_reported_where_nobody_can_be_asked(workplace: Workplace) -> None:
-    run = workplace.run(seventeen(workplace), command=[*ONE_CORE, *DISTTRAIN])
-    assert run.exit_code == 0
-    assert run.stderr.splitlines()[0] == (f"disttrain: started although the job may not fit this machine: {QUESTION}")
 
 
 @pytest.mark.parametrize(("answer", "starts"), [(b"y\n", True), (b"\n", False), (b"no\n", False), (b"\x04", False)])

@@ -21,7 +21,6 @@ from .conftest import DISTTRAIN, Run, Workplace
 # Nothing is saved unless the job is stopped, and nobody waits for the last step.
 ENDLESS = {"steps": 1_000_000, "microBatchSize": 16, "checkpoint": {"interval": 1_000_000}}
 STORED = a_claim_template()
-SHORT = {"steps": 20, "microBatchSize": 16}
 
 
 def endless(workplace: Workplace) -> Path:
@@ -152,25 +151,8 @@ def test_with_nohup_the_job_outlives_its_terminal(workplace: Workplace) -> None:
     assert stored(run)["status"]["phase"] == "Succeeded"
 
 
-def test_a_reader_that_does_not_read_holds_nothing_up(workplace: Workplace) -> None:
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(writer, b"x" * 4096):
-            continue
-    os.set_blocking(writer, True)
-    run = workplace.execute([*DISTTRAIN, "run", str(endless(workplace))], stdout=writer, stderr=writer)
-    os.close(writer)
-    until_it_trains(run)
-    run.signal(signal.SIGTERM)
-    run.until(lambda: stored(run)["status"]["phase"] == "Suspended", "the job is suspended")
-    os.close(reader)
-    assert run.wait() == 143
-    suspended_with_a_checkpoint(run)
-
-
 def test_a_status_that_cannot_be_printed_is_in_its_file(workplace: Workplace) -> None:
-    path = workplace.write(workers={"replicas": 1}, training=SHORT)
+    path = workplace.write(workers={"replicas": 1}, training={"steps": 20, "microBatchSize": 16})
     with Path("/dev/full").open("wb") as full:
         run = workplace.execute([*DISTTRAIN, "run", str(path)], stdout=full)
         assert run.wait() == 0

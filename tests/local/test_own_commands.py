@@ -3,7 +3,6 @@
 import signal
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.waiting import until
@@ -157,24 +156,6 @@ def test_a_pod_that_does_not_stop_is_killed_when_its_grace_ends(workplace: Workp
     run.signal(signal.SIGINT)
     assert run.wait() == 130
     assert not run.left()
-
-
-def test_a_killed_keeper_is_a_failed_pod_and_leaves_nothing(workplace: Workplace) -> None:
-    program = script(
-        workplace,
-        "import os, time\n"
-        "if os.environ['DISTTRAIN_ATTEMPT'] == '1':\n"
-        "    open('ready', 'w').close()\n"
-        "    time.sleep(1000)",
-    )
-    run = workplace.start(own(workplace, "python", program))
-    run.until((workplace.folder / "ready").exists, "the program runs")
-    run.below()
-    (keeper,) = psutil.Process(run.process.pid).children()
-    keeper.kill()
-    assert run.wait() == 0, run.stderr
-    assert run.status["restarts"] == 1
-    nothing_left(run)
 
 
 def test_runs_of_one_manifest_side_by_side_do_not_meet(workplace: Workplace) -> None:

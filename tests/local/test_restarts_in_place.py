@@ -88,14 +88,11 @@ def ends_as_undisturbed(
     return other, attempt
 
 
-def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_without_the_kill(
-    workplace: Workplace,
-) -> None:
+def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_without_the_kill(workplace):
     released = workplace.folder / "released"
     run = workplace.start(job(workplace, released))
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
     victim = run.find("rank 1")
-    assert victim is not None
     victim.kill()
     other, attempt = ends_as_undisturbed(workplace, run, released)
     assert "rank 1 (pod " in attempt["lastRestartInPlace"]

@@ -145,7 +145,6 @@ def test_a_killed_rank_restarts_the_gang_from_the_checkpoint(workplace: Workplac
     run = workplace.start(workplace.write(workers={"replicas": 2}, training=long(workplace), storage=STORED))
     until_mid_run(run)
     victim = run.find("rank 1")
-    assert victim is not None
     victim.kill()
     run.wait()
     resumed_and_succeeded(run)
