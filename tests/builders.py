@@ -14,12 +14,7 @@ from disttrain_operator.plan.ranks_probe import startup_probe
 UID = "3f9a1c02-0000-4000-8000-000000000001"
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
-TRAINING: dict[str, Any] = {
-    "model": {"name": "mlp"},
-    "data": {"name": "digits"},
-    "steps": 100,
-    "microBatchSize": 16,
-}
+TRAINING: dict[str, Any] = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "steps": 100, "microBatchSize": 16}
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,9 +78,7 @@ def server_job(name: str, steps: int, **spec: Any) -> dict[str, Any]:
         "workers": {"replicas": 2, "template": WITH_SLOW_DATA},
         "parameterServers": {"replicas": 2, "template": WITH_SLOW_DATA},
         "storage": STORAGE,
-        "parallelism": {
-            "dataParallel": {"mode": "ParameterServer", "parameterServer": {"synchronization": "Async"}},
-        },
+        "parallelism": {"dataParallel": {"mode": "ParameterServer", "parameterServer": {"synchronization": "Async"}}},
         "runPolicy": {"maxRestarts": 3, "failurePolicy": {"rules": [{"name": "alone", "action": "RestartPod"}]}},
         "training": {
             "model": MODEL,

@@ -8,14 +8,7 @@ import pytest
 from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, long_job, near, server_job
-from tests.e2e.observe import (
-    end_soon,
-    first_step,
-    pod,
-    train_until_a_checkpoint,
-    verdict,
-    wait_until_anew,
-)
+from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict, wait_until_anew
 from tools.cluster.full import kubeconfig_path
 
 SHORT = {"runPolicy": {"terminationTimeoutSeconds": 10}}

@@ -87,11 +87,7 @@ def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, sl
         "spec": {
             "priorityClassName": "test-high",
             "terminationGracePeriodSeconds": 1,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {
                     "name": "main",

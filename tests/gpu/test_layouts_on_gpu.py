@@ -79,8 +79,7 @@ def start_of(prefix):
 
     def start(folder):
         return beside_each_other(
-            lambda: run_on_gpu(folder / "alone", 1, alone),
-            lambda: run_on_gpu(folder / "together", ranks, layouts),
+            lambda: run_on_gpu(folder / "alone", 1, alone), lambda: run_on_gpu(folder / "together", ranks, layouts)
         )
 
     return start

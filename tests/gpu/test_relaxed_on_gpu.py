@@ -102,8 +102,7 @@ for _ranks in (2, 3):
 
 @pytest.mark.gpu_path("PipeDream")
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, id=name, marks=pytest.mark.gpu_world(f"{HELD[name][0][0]} stages")) for name in FULL],
+    "name", [pytest.param(name, id=name, marks=pytest.mark.gpu_world(f"{HELD[name][0][0]} stages")) for name in FULL]
 )
 def test_full_pipelines_are_delayed_sgd(world, name):
     require_simulated(world[name], name)

@@ -13,13 +13,7 @@ from disttrain_api import problems
 from disttrain_operator.decide.waiting import USUAL_REASONS
 from tests.integration.generated import specs
 from tests.integration.kubelet import Kubelet, succeeds
-from tests.integration.operator_process import (
-    JOBS,
-    OperatorProcess,
-    Team,
-    eventually,
-    running_operator,
-)
+from tests.integration.operator_process import JOBS, OperatorProcess, Team, eventually, running_operator
 from tests.soak import SOAK
 from tools.cluster.api import Answer
 from tools.cluster.control_plane import ControlPlane
@@ -61,12 +55,7 @@ def names_a_field(refusal: Raw) -> bool:
     return '"spec.' in refusal["message"] or "spec." in refusal["message"]
 
 
-@settings(
-    max_examples=2_000 if SOAK else 250,
-    deadline=None,
-    derandomize=not SOAK,
-    suppress_health_check=CHECKS,
-)
+@settings(max_examples=2_000 if SOAK else 250, deadline=None, derandomize=not SOAK, suppress_health_check=CHECKS)
 @given(spec=specs())
 def test_validate_and_the_api_server_agree(operator: tuple[OperatorProcess, Team], spec: Raw) -> None:
     _, team = operator
@@ -98,12 +87,7 @@ def came_to_something(job: Raw) -> bool:
     return running["status"] == "False" and running["reason"] not in {*USUAL_REASONS, "CreatingPods"}
 
 
-@settings(
-    max_examples=60 if SOAK else 12,
-    deadline=None,
-    derandomize=not SOAK,
-    suppress_health_check=CHECKS,
-)
+@settings(max_examples=60 if SOAK else 12, deadline=None, derandomize=not SOAK, suppress_health_check=CHECKS)
 @given(batch=st.lists(specs(), min_size=5, max_size=8))
 def test_every_job_comes_to_something(operator: tuple[OperatorProcess, Team], batch: list[Raw]) -> None:
     process, team = operator

@@ -81,11 +81,7 @@ def a_gang(team: Team, pods: int, name: str = "job", *, gpus: int = GPUS, **poli
 
 def occupy(team: Team, node: str, gpus: int = GPUS) -> Raw:
     """A pod of somebody else."""
-    container = {
-        "name": "main",
-        "image": "an/image:1",
-        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
-    }
+    container = {"name": "main", "image": "an/image:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
     pod = {"metadata": {"name": f"other-{node}"}, "spec": {"nodeName": node, "containers": [container]}}
     return team.ask("POST", f"/api/v1/namespaces/{team.namespace}/pods", pod)
 

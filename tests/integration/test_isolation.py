@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_claim_template
-from tests.integration.operator_process import (
-    JOBS,
-    OperatorProcess,
-    Raw,
-    Team,
-    eventually,
-    running_operator,
-)
+from tests.integration.operator_process import JOBS, OperatorProcess, Raw, Team, eventually, running_operator
 from tools.cluster.control_plane import ControlPlane
 
 CONTAINER = {"name": "trainer", "image": "registry.example/other:1"}

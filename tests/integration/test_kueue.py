@@ -8,15 +8,7 @@ import pytest
 
 from disttrain_api.names import QUEUE_NAME_LABEL
 from tests.builders import merge
-from tests.integration.operator_process import (
-    JOBS,
-    Raw,
-    Team,
-    a_spec,
-    eventually,
-    install_crd,
-    running_operator,
-)
+from tests.integration.operator_process import JOBS, Raw, Team, a_spec, eventually, install_crd, running_operator
 from tests.integration.release import Release
 from tools.cluster.control_plane import ControlPlane
 from tools.cluster.kueue import Kueue

@@ -5,14 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.operator_process import (
-    JOBS,
-    OperatorProcess,
-    Raw,
-    Team,
-    eventually,
-    running_operator,
-)
+from tests.integration.operator_process import JOBS, OperatorProcess, Raw, Team, eventually, running_operator
 from tools.cluster.control_plane import ControlPlane
 
 DEPTH = 1100

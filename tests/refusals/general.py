@@ -196,8 +196,7 @@ GENERAL_REFUSALS = (
         "`failurePolicy` is a setting of restartPolicy Gang, not of Never: remove it, or change `restartPolicy` (a"
         " last rule with only `action: FailJob` has the same effect as Never)",
         untrained(
-            own_program(),
-            runPolicy={"restartPolicy": "Never", "failurePolicy": {"rules": [{"action": "RestartGang"}]}},
+            own_program(), runPolicy={"restartPolicy": "Never", "failurePolicy": {"rules": [{"action": "RestartGang"}]}}
         ),
     ),
     *(
@@ -357,10 +356,7 @@ GENERAL_ACCEPTED: dict[str, Mapping[str, Any]] = {
     "a claim to make": {"storage": a_claim_template(retain=False, storageClassName="fast")},
     "one pod's claim": {"workers": {"replicas": 1}, "storage": a_claim_template(accessModes=["ReadWriteOnce"])},
     "no restarts, said twice": {"runPolicy": {"restartPolicy": "Never", "maxRestarts": 0}},
-    "ranks that restart in place": {
-        "workers": ONE,
-        "runPolicy": IN_PLACE | {"failurePolicy": {"rules": [DRAINED]}},
-    },
+    "ranks that restart in place": {"workers": ONE, "runPolicy": IN_PLACE | {"failurePolicy": {"rules": [DRAINED]}}},
     "ranks of several pods that restart in place": {"runPolicy": IN_PLACE},
     "a gang behind the gate": placement(gangScheduler="Gate", timeoutSeconds=60, topology={"required": "a/zone"}),
     "a gang in a queue": placement(gangScheduler="Kueue", queueName="mine"),

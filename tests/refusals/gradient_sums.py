@@ -50,10 +50,7 @@ GRADIENT_SUM_REFUSALS = (
             ("dataParallelShardDegree", {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **RING}}),
             ("tensorParallelDegree", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **RING}}),
             ("pipelineParallelDegree", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **RING}}),
-            (
-                "offload.parameters",
-                {**compressed("Int8"), "training": {"offload": {"parameters": True}}},
-            ),
+            ("offload.parameters", {**compressed("Int8"), "training": {"offload": {"parameters": True}}}),
         )
     ),
     Refusal(
@@ -72,16 +69,10 @@ GRADIENT_SUM_REFUSALS = (
             spec,
         )
         for setting, spec in (
-            (
-                "staticGraph",
-                {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **STATIC}},
-            ),
+            ("staticGraph", {**FOUR, "parallelism": {"dataParallelShardDegree": 2, **STATIC}}),
             ("staticGraph", {**FOUR, "parallelism": {"tensorParallelDegree": 2, **STATIC}}),
             ("staticGraph", {**FOUR, "parallelism": {"pipelineParallelDegree": 2, **STATIC}}),
-            (
-                "staticGraph",
-                {"parallelism": STATIC, "training": {"offload": {"parameters": True}}},
-            ),
+            ("staticGraph", {"parallelism": STATIC, "training": {"offload": {"parameters": True}}}),
             ("staticGraph", with_static(mode="LocalSGD")),
             ("staticGraph", with_static(compression={"name": "Int8"})),
             ("staticGraph", with_static(allReduce="Ring")),
@@ -153,10 +144,7 @@ GRADIENT_SUM_REFUSALS = (
         "MomentumCorrectionNeedsPlainSgd",
         f"{DATA_PARALLEL}.compression.momentumCorrection",
         "`momentumCorrection` replaces the momentum of SGD: use the optimizer SGD without `momentum`",
-        {
-            **compressed("TopK", momentumCorrection=0.9),
-            "training": {"optimizer": {"name": "SGD", "momentum": 0.9}},
-        },
+        {**compressed("TopK", momentumCorrection=0.9), "training": {"optimizer": {"name": "SGD", "momentum": 0.9}}},
     ),
 )
 

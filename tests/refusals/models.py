@@ -46,5 +46,5 @@ MODEL_REFUSALS = (
 )
 
 MODELS_ACCEPTED: dict[str, Mapping[str, Any]] = {
-    "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET},
+    "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET}
 }

@@ -48,10 +48,7 @@ RESERVED_NAME_REFUSALS = tuple(
     for refusal in (
         *(
             Refusal(
-                f"{role}Labels",
-                f"{path}.metadata.labels",
-                LABEL,
-                changes(metadata={"labels": MINE | {label: "x"}}),
+                f"{role}Labels", f"{path}.metadata.labels", LABEL, changes(metadata={"labels": MINE | {label: "x"}})
             )
             for label in ("disttrain.io/role", "disttrain.io/of-a-later-version", "disttrain.io/", MANAGED_BY)
         ),

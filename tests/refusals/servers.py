@@ -36,10 +36,7 @@ SERVER_REFUSALS = (
             " or the mode ParameterServer",
             on_servers() | {"training": {"optimizer": optimizer}},
         )
-        for optimizer in (
-            {"weightDecayOn": "Matrices"},
-            {"groups": [{"pattern": "head.*", "learningRateFactor": 2}]},
-        )
+        for optimizer in ({"weightDecayOn": "Matrices"}, {"groups": [{"pattern": "head.*", "learningRateFactor": 2}]})
     ),
     *(
         Refusal(

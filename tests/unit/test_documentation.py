@@ -30,10 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("page", "complaint"),
-    [("[a](b.md)", "'b.md'"), ("[a](#b)", "'#b'"), ("# whole", None)],
-)
+@pytest.mark.parametrize(("page", "complaint"), [("[a](b.md)", "'b.md'"), ("[a](#b)", "'#b'"), ("# whole", None)])
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path, page: str, complaint: str | None) -> None:
     settings = tmp_path / "mkdocs.yml"
     settings.write_text(f"INHERIT: {REPOSITORY}/mkdocs.yml\nhooks: []\nnav: [index.md]\n")

@@ -54,10 +54,7 @@ def test_a_size_that_cannot_divide_is_named(training: dict[str, Any], parallelis
             {"model": {"name": "transformers", "config": {"config": LLAMA}}, "data": {"name": "text"}},
             f"{CONFIG}.config.num_key_value_heads: 3 must be a multiple of `contextParallelDegree`, which is 2, or",
         ),
-        (
-            {"model": {"name": "transformers", "config": {"config": ONE_KEY}}, "data": {"name": "text"}},
-            None,
-        ),
+        ({"model": {"name": "transformers", "config": {"config": ONE_KEY}}, "data": {"name": "text"}}, None),
         # It is the data's that is cut; the model's may be longer.
         (trained("gpt", sequenceLength=129), None),
     ],

@@ -190,9 +190,7 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file() -> None:
         ([], ["spec.runPolicy.failurePolicy.rules: must have at least 1 item"]),
         (
             [{"action": "Ignore", "onPodConditions": [{"type": "A", "reasn": "b"}]}],
-            [
-                "spec.runPolicy.failurePolicy.rules[0].onPodConditions[0].reasn: unknown field; did you mean `reason`?",
-            ],
+            ["spec.runPolicy.failurePolicy.rules[0].onPodConditions[0].reasn: unknown field; did you mean `reason`?"],
         ),
     ],
 )

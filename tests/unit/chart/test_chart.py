@@ -131,11 +131,7 @@ def test_the_roles_of_tenants_come_with_the_definition(helm: Path, values: list[
 
 @pytest.mark.parametrize(
     ("values", "namespace"),
-    [
-        ([], "kube-system"),
-        (["leaderElection.namespace=admins"], "admins"),
-        (["watchNamespaces={team-a}"], "team-a"),
-    ],
+    [([], "kube-system"), (["leaderElection.namespace=admins"], "admins"), (["watchNamespaces={team-a}"], "team-a")],
 )
 def test_releases_that_serve_the_same_jobs_have_one_lease(helm: Path, values: list[str], namespace: str) -> None:
     """Helm refuses an object of another release, so a second release of the same jobs is not installed."""

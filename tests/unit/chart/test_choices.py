@@ -93,10 +93,7 @@ def test_jobs_that_name_no_image_get_the_trainer_of_the_charts_version(helm: Pat
 
 def test_arguments_and_variables_of_ones_own_come_last(helm: Path) -> None:
     objects = render(
-        helm,
-        "extraArgs={--workers=128,--log-level=debug}",
-        "extraEnv[0].name=DISTTRAIN_CONTEXT",
-        "extraEnv[0].value=x",
+        helm, "extraArgs={--workers=128,--log-level=debug}", "extraEnv[0].name=DISTTRAIN_CONTEXT", "extraEnv[0].value=x"
     )
     settings = read_settings(container(objects)["args"], {})
     assert (settings.workers, settings.log_level) == (128, "DEBUG")
@@ -221,12 +218,7 @@ def test_a_deployments_own_choices_are_left_to_those_who_install(helm: Path) -> 
     assert chosen(
         *("strategy.type=Recreate", "strategy.rollingUpdate=null", "revisionHistoryLimit=0"),
         *("livenessProbe.timeoutSeconds=5", "readinessProbe.periodSeconds=9"),
-    ) == (
-        {"type": "Recreate"},
-        0,
-        {**live, "timeoutSeconds": 5},
-        {**ready, "periodSeconds": 9},
-    )
+    ) == ({"type": "Recreate"}, 0, {**live, "timeoutSeconds": 5}, {**ready, "periodSeconds": 9})
 
 
 def test_the_operators_account_alone_has_the_share_of_the_api_server(helm: Path) -> None:

@@ -27,16 +27,7 @@ from disttrain_api.status import Condition, ConditionType, JobStatus, Metric, Ph
 from disttrain_operator.decide.decision import Event
 from tests.builders import a_manifest
 from tests.unit.cli.fake_api import JOBS, TIME, FakeApi, a_condition
-from tests.unit.cli.hostile_world import (
-    EVIL,
-    a_world,
-    any_text,
-    bad_in,
-    is_identity,
-    poisoned,
-    put,
-    strings,
-)
+from tests.unit.cli.hostile_world import EVIL, a_world, any_text, bad_in, is_identity, poisoned, put, strings
 
 # On a terminal: colours, and how a live table is drawn again.
 OWN_ESCAPES = re.compile(r"\x1b\[(\d+(;\d+)*m|2K|\d*A|\?25[hl])|\r")

@@ -49,13 +49,7 @@ def failed(reason: str, **verdict: Any) -> dict[str, Any]:
 
 
 def restarting(reason: str, message: str, /, **verdict: Any) -> dict[str, Any]:
-    ended = {
-        "reason": "OOMKilled",
-        "message": "rank 3 ran out of memory",
-        "class": "OutOfMemory",
-        "rank": 3,
-        **verdict,
-    }
+    ended = {"reason": "OOMKilled", "message": "rank 3 ran out of memory", "class": "OutOfMemory", "rank": 3, **verdict}
     first = {"number": 1, "startTime": TIME, "endTime": TIME, "verdict": ended}
     return {
         "attempt": 2,
@@ -143,13 +137,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
         ["without a step; it is in all_reduce (c10d.py:28)", "(ProgressDeadlineExceeded)"],
         ["Look at where the rank waits"],
     ),
-    (
-        "drain",
-        restarting("WaitingForPods", "", **{"class": "Disruption"}),
-        {},
-        ["not counted"],
-        [],
-    ),
+    ("drain", restarting("WaitingForPods", "", **{"class": "Disruption"}), {}, ["not counted"], []),
     (
         "runs",
         runs(progress=progress(samplesPerSecond=99.0)),

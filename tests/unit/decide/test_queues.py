@@ -51,11 +51,7 @@ def take_away(world: World, reason: str = "WorkloadEvictedDueToPreempted") -> Wo
             "lastTransitionTime": now,
         }
         running = pod["status"]["phase"] == "Running"
-        metadata = {
-            **pod["metadata"],
-            "deletionTimestamp": now,
-            "deletionGracePeriodSeconds": 30 if running else 0,
-        }
+        metadata = {**pod["metadata"], "deletionTimestamp": now, "deletionGracePeriodSeconds": 30 if running else 0}
         world.put({**pod, "metadata": metadata, "status": {**pod["status"], "conditions": [target]}})
     return world
 

@@ -78,9 +78,7 @@ def test_a_success_policy_ends_the_job_and_its_other_pods(operator: str, ends: l
 
 def test_servers_may_decide_the_success() -> None:
     world = a_running_world(
-        **OWN,
-        parameterServers={"replicas": 1, "template": COMMAND},
-        runPolicy={"successPolicy": {"role": "ps"}},
+        **OWN, parameterServers={"replicas": 1, "template": COMMAND}, runPolicy={"successPolicy": {"role": "ps"}}
     )
     world.end(0, 0, Role.PS).settle()
     assert world.condition("Complete")[:2] == ("True", "ServersSucceeded")

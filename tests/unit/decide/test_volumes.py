@@ -33,14 +33,8 @@ def refused_by_the_scheduler(message: str, **spec: Any) -> World:
             ),
             WAIT,
         ),
-        (
-            "0/1 nodes are available: waiting for first consumer to be created before binding.",
-            WAIT,
-        ),
-        (
-            'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded',
-            WAIT,
-        ),
+        ("0/1 nodes are available: waiting for first consumer to be created before binding.", WAIT),
+        ('running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded', WAIT),
         (
             "0/3 nodes are available: 3 node(s) didn't find available persistent volumes to bind. preemption: none",
             (

@@ -90,10 +90,7 @@ async def strangers(health: Health) -> AsyncIterator[Strangers]:
 async def ask(health: Health, path: str = "/healthz", method: str = "GET") -> tuple[int, str]:
     assert health.address is not None
     host, port = health.address
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, f"http://{host}:{port}{path}") as response,
-    ):
+    async with aiohttp.ClientSession() as session, session.request(method, f"http://{host}:{port}{path}") as response:
         return response.status, await response.text()
 
 

@@ -198,9 +198,7 @@ NAMES = st.sampled_from(["uid", "name", "namespace", "resourceVersion", "a", "me
 PLAIN = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | NAMES
 KEYS = NAMES | st.text(max_size=3)
 VALUES = st.recursive(
-    PLAIN,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=10,
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=10
 )
 OTHERS = st.dictionaries(st.sampled_from(["annotations", "labels", "managedFields", "ownerReferences", "zzz"]), VALUES)
 

@@ -245,8 +245,7 @@ async def test_a_gang_is_not_complete_before_its_service_is_there(shell: Shell) 
 
 
 @pytest.mark.parametrize(
-    ("metadata", "reason"),
-    [({}, "NameConflict"), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, "WaitingForOldPods")],
+    ("metadata", "reason"), [({}, "NameConflict"), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, "WaitingForOldPods")]
 )
 async def test_a_foreign_pod_of_the_same_name(shell: Shell, metadata: Raw, reason: str) -> None:
     name = f"{child_name('digits', shell.key.uid)}-worker-1-a1"

@@ -246,8 +246,7 @@ def test_a_created_claim_outlives_the_job_unless_it_asks_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "name"),
-    [({"claimName": "mine"}, "mine"), (a_claim_template(), "digits-3f9a1-checkpoints")],
+    ("storage", "name"), [({"claimName": "mine"}, "mine"), (a_claim_template(), "digits-3f9a1-checkpoints")]
 )
 def test_storage_is_mounted_in_every_pod(storage: dict[str, str], name: str) -> None:
     job = a_job(storage=storage)

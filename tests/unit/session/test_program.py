@@ -99,8 +99,7 @@ def test_ten_megabytes_without_an_end_passes_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os.abort()", 134)],
+    ("text", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os.abort()", 134)]
 )
 def test_a_program_that_fails_is_judged_by_its_log_as_ever(tmp_path: Path, text: str, code: int) -> None:
     done = run(tmp_path, program(f"print('iter 1: loss 2', flush=True); {text}"))

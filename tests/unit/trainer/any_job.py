@@ -53,12 +53,7 @@ class AnyJob:
 
     def run(self, **more: Any) -> Settings:
         """A run of a case of `worlds.run_cases`."""
-        return {
-            "training": self.training,
-            "parallelism": self.parallelism,
-            "ranks_per_pod": self.ranks_per_pod,
-            **more,
-        }
+        return {"training": self.training, "parallelism": self.parallelism, "ranks_per_pod": self.ranks_per_pod, **more}
 
     @property
     def alone(self) -> Settings:

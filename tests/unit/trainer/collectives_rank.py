@@ -11,11 +11,7 @@ from disttrain_trainer.checks.collectives import operations
 from disttrain_trainer.checks.collectives.plan import NumberFormat, Plan
 
 PLAN = Plan(
-    sizes=(64, 4096),
-    groups=("world", "::2", "3+1+2"),
-    number_format=NumberFormat.INT32,
-    iterations=2,
-    warmup=1,
+    sizes=(64, 4096), groups=("world", "::2", "3+1+2"), number_format=NumberFormat.INT32, iterations=2, warmup=1
 )
 
 

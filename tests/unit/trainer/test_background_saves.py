@@ -16,11 +16,7 @@ from tests.unit.trainer.worlds import job, launch, small, user
 
 GATED = "tests.unit.trainer.gated_writer"
 TRAINING = small(
-    steps=6,
-    model=user("wide_mlp"),
-    optimizer={"name": "AdamW"},
-    checkpoint={"interval": 3},
-    logging={"interval": 1},
+    steps=6, model=user("wide_mlp"), optimizer={"name": "AdamW"}, checkpoint={"interval": 3}, logging={"interval": 1}
 )
 IN_TURN = {"interval": 3, "asynchronous": False}
 

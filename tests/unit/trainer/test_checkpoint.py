@@ -242,8 +242,7 @@ class TestFence:
         assert sorted(path.name.split(".")[-1] for path in tmp_path.iterdir()) == ["one", "two"]
 
     @pytest.mark.parametrize(
-        ("there", "error"),
-        [(("mine", 2), None), (("mine", 3), None), (("mine", 4), Fenced), (("other", 9), None)],
+        ("there", "error"), [(("mine", 2), None), (("mine", 3), None), (("mine", 4), Fenced), (("other", 9), None)]
     )
     def test_the_fence_of_earlier_versions_counts(self, tmp_path, there, error):
         (tmp_path / "fence.json").write_text(json.dumps(dict(zip(("uid", "attempt"), there, strict=True))))

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 
 from disttrain_trainer.compression.blocks import BLOCK, INT8, ONE_BIT
 from disttrain_trainer.compression.packing import pack, shapes_of, unpack
-from disttrain_trainer.compression.sparse import (
-    kept_count,
-    largest,
-    random_indices,
-    ratio_at,
-    with_momentum,
-    without,
-)
+from disttrain_trainer.compression.sparse import kept_count, largest, random_indices, ratio_at, with_momentum, without
 
 FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CPU = torch.device("cpu")

@@ -42,10 +42,7 @@ def figures_of(storage):
     return {step: read_manifest(folders.path(step)).figures for step in folders.complete()}
 
 
-LAYOUTS = {
-    "replicas": {},
-    "Local SGD": {"dataParallel": {"mode": "LocalSGD"}},
-}
+LAYOUTS = {"replicas": {}, "Local SGD": {"dataParallel": {"mode": "LocalSGD"}}}
 
 
 class TestWarn:

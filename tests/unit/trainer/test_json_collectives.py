@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import planner
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import (
-    BytesIOWriteData,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from disttrain_trainer.checkpoint.plans import plan_of_json, plan_to_json
@@ -177,10 +171,7 @@ def test_nothing_else_may(function: Any, tmp_path: Path) -> None:
         ("another type", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'int'>"),
         ("a deep value", "PeerLost: rank 1 does not speak as one of this job: it sent no <class 'list'>"),
         ("a length", f"PeerLost: rank 1 does not speak as one of this job: it sent a value of {2**40} bytes\n"),
-        (
-            "a large share",
-            "PeerLost: rank 1 does not speak as one of this job: it sent a value of 600 bytes, which",
-        ),
+        ("a large share", "PeerLost: rank 1 does not speak as one of this job: it sent a value of 600 bytes, which"),
         (
             "a large share for the first",
             "PeerLost: rank 1 does not speak as one of this job: it sent a value of 1001 bytes, which with",

@@ -134,11 +134,7 @@ CHANGES = {
     ),
     "dp4 to fsdp4 + ep2": ("AdamW, accumulated", {}, {SHARD: 4, EXPERT: 2}),
     "pp2 x fsdp2 + ep2 to fsdp4 + ep4": ("SGD", in_pipeline("GPipe", 1, **EP2), {SHARD: 4, EXPERT: 4}),
-    "dp4 to pp4 of one layer each": (
-        "SGD",
-        {},
-        {PIPELINE: 4, "pipeline": {"schedule": "GPipe", "microbatches": 1}},
-    ),
+    "dp4 to pp4 of one layer each": ("SGD", {}, {PIPELINE: 4, "pipeline": {"schedule": "GPipe", "microbatches": 1}}),
     "two odd experts, fsdp4 + ep2 to fsdp4": ("two odd experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
 }
 
@@ -236,8 +232,7 @@ def test_a_job_stopped_with_one_expert_degree_goes_on_with_another(results, chan
 
 
 @pytest.mark.parametrize(
-    ("expected", "found"),
-    [("capacity, dp2", "capacity, fsdp2 + ep2"), ("capacity", "capacity, tp2 + ep2")],
+    ("expected", "found"), [("capacity, dp2", "capacity, fsdp2 + ep2"), ("capacity", "capacity, tp2 + ep2")]
 )
 def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expected, found):
     assert results[found]["errors"] == [None]
@@ -248,10 +243,7 @@ def test_what_is_dropped_depends_on_the_number_of_replicas_alone(results, expect
 
 @pytest.mark.parametrize(
     ("full", "padded"),
-    [
-        ("50 samples", "50 samples and 14 of padding"),
-        ("25 and 25 samples", "32 samples, and 18 and 14 of padding"),
-    ],
+    [("50 samples", "50 samples and 14 of padding"), ("25 and 25 samples", "32 samples, and 18 and 14 of padding")],
 )
 def test_padding_counts_nowhere(results, full, padded):
     """Neither in the losses nor against an expert's capacity."""

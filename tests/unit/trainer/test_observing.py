@@ -12,9 +12,7 @@ from tests.unit.trainer.worlds import job, run_ranks, small
 def observed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("observed")
     training = small(
-        profiling={"firstStep": 3, "steps": 2, "allRanks": True},
-        logging={"interval": 1},
-        evaluation={"interval": 6},
+        profiling={"firstStep": 3, "steps": 2, "allRanks": True}, logging={"interval": 1}, evaluation={"interval": 6}
     )
     ended = run_ranks(folder, job(training), ranks=2, DISTTRAIN_METRICS_DIR=str(folder / "metrics"))
     assert [rank.code for rank in ended] == [0, 0], ended[0].err

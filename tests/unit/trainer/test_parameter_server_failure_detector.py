@@ -5,11 +5,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from disttrain_trainer.parameter_server.worker.failure_detector import (
-    BEATS_TO_RECONNECT,
-    SILENT_BEATS,
-    FailureDetector,
-)
+from disttrain_trainer.parameter_server.worker.failure_detector import BEATS_TO_RECONNECT, SILENT_BEATS, FailureDetector
 
 PATIENCE = 600
 # What is at the server's address when it is connected to anew, and whether a connection ends when it goes.

@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.comparisons import require_same, series
-from tests.unit.trainer.delayed import (
-    DEPTH,
-    LAYERS,
-    pipedream,
-    simulate,
-    stages_of_parameters,
-    synced,
-    two_buffers,
-)
+from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, stages_of_parameters, synced, two_buffers
 from tests.unit.trainer.user_code import double_mlp
 from tests.unit.trainer.worlds import run_cases, small, user
 
@@ -64,27 +56,15 @@ HELD = {
     "PipeDream, two replicas": ((4, 2, "PipeDream", MOMENTUM), {}, {"replicas": 2}),
     "vertical sync, two replicas": ((4, 2, "vertical sync", ADAMW), {}, {"replicas": 2}),
     "2BW, two replicas": ((4, 2, "2BW", SGD), {}, {"replicas": 2, "per_update": 2}),
-    "PipeDream, accumulated": (
-        (3, 3, "PipeDream", MOMENTUM),
-        {"gradientAccumulationSteps": 2},
-        {"per_update": 2},
-    ),
-    "vertical sync, accumulated": (
-        (4, 4, "vertical sync", SGD),
-        {"gradientAccumulationSteps": 2},
-        {"per_update": 2},
-    ),
+    "PipeDream, accumulated": ((3, 3, "PipeDream", MOMENTUM), {"gradientAccumulationSteps": 2}, {"per_update": 2}),
+    "vertical sync, accumulated": ((4, 4, "vertical sync", SGD), {"gradientAccumulationSteps": 2}, {"per_update": 2}),
     "2BW, accumulated": ((3, 3, "2BW", ADAMW), {"gradientAccumulationSteps": 2}, {"per_update": 6}),
     "PipeDream, drained for checkpoints": (
         (3, 3, "PipeDream", MOMENTUM),
         {"checkpoint": {"interval": 4}},
         {"drained": (4, 8, 12)},
     ),
-    "PipeDream, drained for a checkpoint that is asked for": (
-        (3, 3, "PipeDream", MOMENTUM),
-        {},
-        {"drained": (7,)},
-    ),
+    "PipeDream, drained for a checkpoint that is asked for": ((3, 3, "PipeDream", MOMENTUM), {}, {"drained": (7,)}),
     "PipeDream, drained for evaluations": (
         (4, 4, "PipeDream", SGD),
         {"evaluation": {"interval": 5}},

@@ -51,9 +51,7 @@ def results(tmp_path_factory):
     tied = small(model=user("double_gpt"), data=user("double_tokens"), globalBatchSize=None, microBatchSize=4)
     cases["tied"] = [{"training": tied, "parallelism": piped({"schedule": "PipeDream"})}]
     builtin = {"model": {"name": "gpt"}, "data": {"name": "text"}}
-    cases["tied, built in"] = [
-        {"training": tied | builtin, "parallelism": piped({"schedule": "PipeDream"})},
-    ]
+    cases["tied, built in"] = [{"training": tied | builtin, "parallelism": piped({"schedule": "PipeDream"})}]
     mlp = {"name": "mlp", "config": {"hiddenSizes": [16] * 3}}
     bf16 = training(precision="BF16", model=mlp, data={"name": "digits"})
     cases["BF16"] = [{"training": bf16, "parallelism": piped({"schedule": "PipeDream"})}]

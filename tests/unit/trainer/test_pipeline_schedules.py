@@ -87,10 +87,7 @@ def test_every_pipeline_that_is_accepted_has_a_whole_table(parallelism: Parallel
     for stage in range(stages):
         for number in range(microbatches):
             kinds = {kind for kind in Kind if Action(kind, stage, number) in actions}
-            assert kinds in (
-                {Kind.FORWARD, Kind.BACKWARD},
-                {Kind.FORWARD, Kind.INPUTS, Kind.PARAMETERS},
-            )
+            assert kinds in ({Kind.FORWARD, Kind.BACKWARD}, {Kind.FORWARD, Kind.INPUTS, Kind.PARAMETERS})
     assert len(end_times(found, equal())) == len(actions)
 
 

@@ -32,10 +32,7 @@ def test_what_is_kept(settings, steps):
 
 # Steps so large that the held-out loss goes up and down.
 JUMPY = small(
-    steps=12,
-    optimizer={"name": "SGD", "learningRate": 6.0},
-    evaluation={"interval": 1},
-    logging={"interval": 1},
+    steps=12, optimizer={"name": "SGD", "learningRate": 6.0}, evaluation={"interval": 1}, logging={"interval": 1}
 )
 OWN = {name: value for name, value in JUMPY.items() if name not in ("model", "data")} | {
     "task": {"entrypoint": "tests.unit.trainer.task_code:JudgedByItsOwn"}

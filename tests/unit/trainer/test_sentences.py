@@ -103,12 +103,7 @@ def test_a_report_has_a_sentence_without_the_exceptions_text(report: RankError, 
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "kept"),
-    [
-        ("raises_secret", {}, False),
-        ("not_there", {}, True),
-        ("json", {"odd": 1}, True),
-    ],
+    ("module", "config", "kept"), [("raises_secret", {}, False), ("not_there", {}, True), ("json", {"odd": 1}, True)]
 )
 def test_a_sentence_is_cut_where_code_of_others_raised_what_it_quotes(tmp_path, monkeypatch, module, config, kept):
     (tmp_path / "raises_secret.py").write_text("raise RuntimeError('a secret')")

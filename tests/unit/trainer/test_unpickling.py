@@ -42,10 +42,7 @@ BOMBS = {
         "UnpicklingError: a rank has sent an object with an extension: objects of other ranks may hold plain data only",
     ),
     "a far place in the memo": (assembled(b"Nr\xff\xff\xff\x7f"), "returned"),
-    "bytes that are not there": (
-        assembled(b"\x8e" + struct.pack("<Q", 10**11)),
-        "EOFError: ",
-    ),
+    "bytes that are not there": (assembled(b"\x8e" + struct.pack("<Q", 10**11)), "EOFError: "),
     "a frame that is not there": (assembled(b"\x95" + struct.pack("<Q", 10**11)), "IndexError: "),
 }
 """What a rank sends, and what becomes of it, in a process of little memory."""

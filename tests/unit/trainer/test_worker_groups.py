@@ -60,12 +60,7 @@ def in_groups(folder, ranks, in_pod, layouts, **more):
     settings = {"synchronization": "Async"} if ranks == in_pod else {}
     cases = {
         name: [
-            {
-                "training": TRAINED[training] | changes,
-                "parallelism": layout,
-                "servers": servers,
-                "settings": settings,
-            }
+            {"training": TRAINED[training] | changes, "parallelism": layout, "servers": servers, "settings": settings}
         ]
         for name, (training, layout, servers, changes) in layouts.items()
     }

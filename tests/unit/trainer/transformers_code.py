@@ -35,12 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "qwen2": {},
-    "qwen2, windows": {
-        "model_type": "qwen2",
-        "use_sliding_window": True,
-        "sliding_window": 3,
-        "max_window_layers": 1,
-    },
+    "qwen2, windows": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": None},
     "mistral, window": {"model_type": "mistral", "sliding_window": 3},
