@@ -1,7 +1,7 @@
 """Pods, Services and jobs of which one field, or all at once, are as large as an API server takes.
 
 A row makes its field about as large as it is asked to; whether an API server takes so much of it only that one knows.
-A row of each shape: tests/unit/operator/test_any_field.py has every field there is.
+tests/unit/operator/test_any_field.py has every field there is, also those of which none takes much.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import IPv4Address
 from random import Random
 from typing import Any
 
@@ -25,6 +26,8 @@ LARGEST = 1_400_000
 ANNOTATIONS = 250_000
 """All of an object's may have 256 KiB."""
 ALL = "everything"
+COMPARED = 100_000
+"""Of what an API server compares each with all others: more take longer than a request may."""
 
 
 def noise(length: int) -> str:
@@ -61,9 +64,25 @@ def of_the_node(terms: Any, *, kind: str = "required") -> Raw:
     return {"affinity": {"nodeAffinity": {f"{kind}DuringSchedulingIgnoredDuringExecution": selector}}}
 
 
+def of_pods(which: str, terms: list[Raw]) -> Raw:
+    terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}} | t for t in terms]
+    return {"affinity": {which: {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+def volume(**source: Any) -> Raw:
+    """One volume, named by its kind."""
+    (kind,) = source
+    return {"volumes": [{"name": kind.lower(), **source}]}
+
+
+def items(size: int) -> list[Raw]:
+    return many(min(size, COMPARED), lambda n: {"key": f"k{n}", "path": f"p{n}"})
+
+
 METADATA: Mapping[str, Fields] = {
     "labels": lambda size: {"labels": many_keys(size, value=noise(60).strip("-_"))},
     "annotations": lambda size: {"annotations": {"note": noise(min(size, ANNOTATIONS))}},
+    "many-annotations": lambda size: {"annotations": many_keys(min(size, ANNOTATIONS))},
     "owners": lambda size: {
         "ownerReferences": many(
             size, lambda n: {"apiVersion": API_VERSION, "kind": KIND, "name": f"{n}", "uid": f"{n}-{noise(200)}"}
@@ -86,13 +105,28 @@ METADATA: Mapping[str, Fields] = {
 CONTAINER: Mapping[str, Fields] = {
     "args": lambda size: {"args": [noise(size)]},
     "many-args": lambda size: {"args": [""] * (size // 4)},
+    "command": lambda size: {"command": [noise(size)]},
+    "image": lambda size: {"image": f"i:{noise(size)}"},
+    "working-dir": lambda size: {"workingDir": f"/{noise(size)}"},
     "termination-message-path": lambda size: {"terminationMessagePath": f"/{noise(size)}"},
     "env": lambda size: {"env": many(size, lambda n: {"name": f"N{n}", "value": ""})},
+    "env-value": lambda size: {"env": [{"name": "A", "value": noise(size)}]},
+    "env-from": lambda size: {"envFrom": many(size, lambda n: {"configMapRef": {"name": f"c-{n}"}})},
+    "ports": lambda size: {"ports": many(min(size, COMPARED), lambda n: {"containerPort": n % 65_000 + 1})},
     "resources": lambda size: {"resources": {key: many_keys(size // 2) for key in ("limits", "requests")}},
+    "hook": lambda size: {"lifecycle": {"postStart": {"exec": {"command": [noise(size)]}}}},
     "hook-headers": lambda size: {
         "lifecycle": {"preStop": {"httpGet": {"port": 1, "httpHeaders": many(size, lambda n: header(f"X-{n}"))}}}
     },
     "probe": lambda size: {"startupProbe": {"exec": {"command": [noise(size)]}}},
+    "probe-arguments": lambda size: {"livenessProbe": {"exec": {"command": ["a"] * (size // 5)}}},
+    "probe-header": lambda size: {
+        "readinessProbe": {"httpGet": {"port": 1, "httpHeaders": [header("X", noise(size))]}}
+    },
+    "capabilities": lambda size: {"securityContext": {"capabilities": {"add": many(size, lambda n: f"C{n}")}}},
+    "seccomp": lambda size: {
+        "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": noise(size)}}
+    },
 }
 
 
@@ -105,25 +139,56 @@ POD: Mapping[str, Fields] = {
     "init-containers": lambda size: {"initContainers": many(size, lambda n: {"name": f"i{n}", "image": "i:1"})},
     "node-selector": lambda size: {"nodeSelector": many_keys(size)},
     "node-terms": lambda size: of_the_node(many(size, lambda n: selected(1))),
+    "node-expressions": lambda size: of_the_node([selected(size)]),
     "node-values": lambda size: of_the_node([selected_by_values(size)]),
     "node-preferences": lambda size: of_the_node(
         many(size, lambda n: {"weight": 1, "preference": selected(1)}), kind="preferred"
     ),
+    "pod-affinity": lambda size: of_pods("podAffinity", many(size, lambda n: {"topologyKey": f"a/{n}"})),
+    "pod-anti-affinity": lambda size: of_pods("podAntiAffinity", many(size, lambda n: {"topologyKey": f"a/{n}"})),
+    "pod-selector": lambda size: of_pods("podAffinity", [{"labelSelector": selected_by_values(size)}]),
+    "pod-namespaces": lambda size: of_pods("podAntiAffinity", [{"namespaces": many(size, lambda n: f"n{n}")}]),
     "tolerations": lambda size: {"tolerations": many(size, lambda n: {"key": f"k{n}", "operator": "Exists"})},
+    "host-aliases": lambda size: {"hostAliases": many(size, lambda n: {"ip": f"{IPv4Address(n)}", "hostnames": ["h"]})},
+    "host-names": lambda size: {"hostAliases": [{"ip": "10.0.0.1", "hostnames": many(size, lambda n: f"h{n}")}]},
+    "pull-secrets": lambda size: {"imagePullSecrets": many(size, lambda n: {"name": f"s{n}"})},
+    "readiness-gates": lambda size: {"readinessGates": many(size, lambda n: {"conditionType": f"a.b/{n}"})},
+    "spread": lambda size: {
+        "topologySpreadConstraints": many(
+            size, lambda n: {"maxSkew": 1, "topologyKey": f"a/{n}", "whenUnsatisfiable": "ScheduleAnyway"}
+        )
+    },
     "scheduling-gates": lambda size: {"schedulingGates": many(size, lambda n: {"name": f"example.com/{n}"})},
+    "claims": lambda size: {"resourceClaims": many(size, lambda n: {"name": f"c{n}", "resourceClaimName": "x"})},
+    "sysctls": lambda size: {"securityContext": {"sysctls": many(size, lambda n: {"name": f"net.a{n}", "value": "1"})}},
     "groups": lambda size: {"securityContext": {"supplementalGroups": many(size, lambda n: n)}},
+    "resolver-options": lambda size: {"dnsConfig": {"options": many(size, lambda n: {"name": f"o{n}"})}},
     "volumes": lambda size: {"volumes": many(size, lambda n: {"name": f"v{n}", "emptyDir": {}})},
+    "configuration-items": lambda size: volume(configMap={"name": "a", "items": items(size)}),
+    "secret-items": lambda size: volume(secret={"secretName": "a", "items": items(size)}),
+    "projections": lambda size: volume(projected={"sources": many(size, lambda n: {"configMap": {"name": f"c{n}"}})}),
+    "driver-attributes": lambda size: volume(csi={"driver": "a.b", "volumeAttributes": many_keys(size)}),
+    "driver-options": lambda size: volume(flexVolume={"driver": "a/b", "options": {"a": noise(size)}}),
 }
 
 SERVICE: Mapping[str, Fields] = {
     "ports": lambda size: {"ports": many(size, lambda n: {"name": f"p{n}", "port": n % 65_000 + 1})},
     "selector": lambda size: {"selector": many_keys(size)},
+    "source-ranges": lambda size: {
+        "type": "LoadBalancer",
+        "allocateLoadBalancerNodePorts": False,
+        "loadBalancerSourceRanges": many(size, lambda n: "10.0.0.0/8"),
+    },
 }
 
 CONTAINER_STATUS = {"image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
 POD_STATUS: Mapping[str, Fields] = {
     "message": lambda size: {"message": noise(size)},
+    "reason": lambda size: {"reason": noise(size)},
     "conditions": lambda size: {"conditions": many(size, lambda n: {"type": f"a.b/{n}", "status": "True"})},
+    "condition-message": lambda size: {
+        "conditions": [{"type": "PodScheduled", "status": "False", "message": noise(size)}]
+    },
     "waiting-message": lambda size: {
         "containerStatuses": [container_status({"waiting": {"reason": "R", "message": noise(size)}})]
     },
