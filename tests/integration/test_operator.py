@@ -8,7 +8,7 @@ import pytest
 from disttrain_api.history import HISTORY_NAME
 from tests.builders import a_claim_template
 from tests.integration.audit import requests_of_operator
-from tests.integration.operator_process import Team, a_team, eventually, running_operator
+from tests.integration.operator_process import Raw, Team, a_team, eventually, running_operator
 from tools.cluster.control_plane import ControlPlane
 
 

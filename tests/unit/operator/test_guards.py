@@ -29,6 +29,7 @@ def test_a_job_that_nests_too_deeply_fails_with_its_field(levels: int) -> None:
     world = World()
     world.jobs.observe(a_raw_job(training={"model": {"config": deep(levels)}}))
     seen = world.snapshot(UID)
+    assert seen is not None
     status = decide(*seen, NOW).status
     failed = next(entry for entry in status.conditions if entry.type == "Failed")
     assert (failed.status, failed.reason) == ("True", Reason.INVALID_SPEC)
@@ -74,8 +75,10 @@ def test_a_job_whose_pods_cannot_be_read_is_left_alone_and_no_other(monkeypatch:
     pod["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
     world.pods.observe(pod)
     seen = world.snapshot("uid-of-bad")
+    assert seen is not None
     assert decide(*seen, NOW).reason == Reason.UNREADABLE
     other = world.snapshot(UID)
+    assert other is not None
     assert decide(*other, NOW).status is not None
 
 

@@ -175,6 +175,7 @@ def test_a_job_of_which_a_pod_was_left_out_is_left_alone_until_it_is_taken_in() 
     world.budget.most_of_one = world.budget.of("default")
     world.pods.observe(merge(a_raw_pod(a_job(), uid="more"), {"metadata": {"resourceVersion": "200"}}))
     found = world.snapshot(UID)
+    assert found is not None
     assert found[0].unread == LEFT_OUT
     assert decide(*found, NOW).actions == ()
     world.budget.most_of_one *= 2
