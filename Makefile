@@ -59,7 +59,7 @@ test: setup ## The gate: linters, then the tests that are fast and certain (TEST
 	$(BIN)/python -m tests.run $(TESTS)
 
 .PHONY: test-all
-test-all: setup ## Everything, up to a real cluster that it starts itself: an hour (TESTS=… for a part)
+test-all: setup ## Everything, up to a real cluster that it starts itself: 50 minutes (TESTS=… for a part)
 	$(BIN)/python -m tests.run --all $(TESTS)
 
 .PHONY: test-oldest

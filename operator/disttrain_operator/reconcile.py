@@ -55,9 +55,9 @@ from disttrain_operator.snapshot import NO_SOURCES, Basis, Key, Sources, World, 
 logger = logging.getLogger(__name__)
 
 # A job of thousands of pods is reconciled less often than its pods change: it gets a fifth of the time at most, and
-# where nothing came of it a tenth. The end of a pod waits for no rest.
+# where nothing came of it a twentieth. The end of a pod waits for no rest.
 REST_PER_SECOND_OF_WORK = 4.0
-REST_AFTER_NO_NEWS = 9.0
+REST_AFTER_NO_NEWS = 19.0
 MAX_REST_SECONDS = 5.0
 # Clocks step; requeue_at is a time of the wall clock, the queue's are not.
 MAX_REQUEUE_SECONDS = 300.0
