@@ -200,8 +200,7 @@ class Parallelism(ApiModel):
     context_parallel_degree: Degree | None = None
     """Ranks that share each sequence: each computes a part of it. Absent: 1."""
     context_parallel_method: ContextParallelMethod | None = None
-    """How attention sees tokens of other ranks. Ulysses: ranks exchange tokens for heads. Ring: keys and values travel
-    around the ranks. Absent: Ulysses."""
+    """Ulysses: ranks exchange tokens for heads. Ring: keys and values travel around the ranks. Absent: Ulysses."""
     tensor_parallel_degree: Degree | None = None
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None
