@@ -33,6 +33,12 @@ def test_fused_where_all_parameters_are_on_devices_of_one_kind(name, devices, fu
     assert {group["fused"] for group in optimizer.param_groups} == {fused}
 
 
+def test_sgd_with_momentum_is_not_fused():
+    """torch's one kernel wants momentum of all parameters, or of none: test_resume has gradients that come late."""
+    optimizer = build_optimizer(Optimizer(name="SGD", momentum=0.9), parameters("cpu"))
+    assert {group["fused"] for group in optimizer.param_groups} == {None}
+
+
 # The other parameter than one that is cut; by name of the optimizer, whether all are updated by one kernel
 BESIDE_CUT = {
     "cut": (lambda mesh: distribute_tensor(torch.ones(4), mesh, [Shard(0)]), {"SGD": None, "AdamW": True}),
@@ -47,7 +53,7 @@ BESIDE_CUT = {
 def test_what_ranks_hold_parts_of_is_updated_as_torch_can(mesh, name, beside):
     other, fused = BESIDE_CUT[beside]
     both = [nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)])), nn.Parameter(other(mesh))]
-    optimizer = build_optimizer(Optimizer(name=name, momentum=0.9 if name == "SGD" else None), both)
+    optimizer = build_optimizer(Optimizer(name=name), both)
     assert optimizer.defaults["fused"] is fused[name]
     for one in both:
         one.grad = torch.ones_like(one)

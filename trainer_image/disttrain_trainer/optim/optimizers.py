@@ -31,7 +31,7 @@ def build_optimizer(
         own = _given(beta2_decay=settings.beta2_decay, d=settings.d)
         return torch.optim.Adafactor(groups, **common, **own)
     updated = [parameter for parameter in trained.values() if not hasattr(parameter, HIDDEN)]
-    fused = {"fused": _fuses(settings.name, updated) or None}
+    fused = {"fused": _fuses(settings, updated) or None}
     momentum = _given(momentum=settings.momentum, nesterov=settings.nesterov)
     if settings.name is OptimizerName.SGD:
         return torch.optim.SGD(groups, **momentum, **common, **fused)
@@ -59,12 +59,15 @@ def state_names(settings: Optimizer) -> tuple[str, ...]:
     return ("step", "exp_avg", "exp_avg_sq")
 
 
-def _fuses(name: OptimizerName, parameters: Collection[Parameter]) -> bool:
+def _fuses(settings: Optimizer, parameters: Collection[Parameter]) -> bool:
     if not all(fuses_updates(parameter.device) and parameter.is_floating_point() for parameter in parameters):
         return False
     if len({parameter.device.type for parameter in parameters}) > 1:
         return False
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-    # Of what ranks hold parts of, torch has no fused SGD, and takes beside it single numbers alone.
-    alike = len(whole) == len(parameters) or all(parameter.numel() == 1 for parameter in whole)
-    return alike and (name is not OptimizerName.SGD or len(whole) == len(parameters))
+    if settings.name is OptimizerName.SGD:
+        # torch has none of what ranks hold parts of, nor where the first gradient of a parameter with momentum comes
+        # later than that of another.
+        return len(whole) == len(parameters) and not settings.momentum
+    # Beside what ranks hold parts of, it takes single numbers alone.
+    return len(whole) == len(parameters) or all(parameter.numel() == 1 for parameter in whole)
