@@ -1,7 +1,7 @@
 """Rules for features that act between two steps of all ranks, and for layouts whose ranks are never there together."""
 
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.pipeline import is_flushless
+from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.flushless import FLUSHLESS
 from disttrain_api.rules.rule import Rule, when
 from disttrain_api.spec import JobSpec
@@ -14,7 +14,7 @@ _READS = (f"spec.{_MODE}", "spec.parallelism.pipeline", "spec.parallelism.pipeli
 def _apart(spec: JobSpec) -> bool:
     """Whether ranks are in different steps at the same time."""
     servers = spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
-    return servers or is_flushless(spec.parallelism)
+    return servers or schedule_of(spec.parallelism) in FLUSHLESS_SCHEDULES
 
 
 BETWEEN_STEPS_RULES = (
