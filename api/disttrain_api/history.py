@@ -16,9 +16,9 @@ from disttrain_api.times import parse_time
 HISTORY_NAME = "disttrain-history"
 FINISHED_PHASES = frozenset((Phase.SUCCEEDED.value, Phase.FAILED.value))
 MAX_ENTRY_BYTES = 4096
-"""Of one entry as JSON."""
+"""The most that one entry takes as JSON."""
 MAX_HISTORY_BYTES = 512 * 1024
-"""Of all entries of a namespace. An API server stores 1 MiB of a ConfigMap."""
+"""The most that all entries of a namespace take. An API server stores 1 MiB of a ConfigMap."""
 _MAX_TEXT = 300
 _MAX_METRICS = 8
 _KEY = re.compile(r"\d{8}T\d{6}Z\.[A-Za-z0-9-]{1,64}")

@@ -136,7 +136,7 @@ class History:
             await self._client.patch(f"{collection}/{HISTORY_NAME}", patch)
 
     def _keep_gone(self, key: Key) -> None:
-        """Of a job that is gone keep no more than its entry, and of thousands no more than some."""
+        """Keep the entry of a job that is gone, and nothing else of it; MOST_GONE entries at most."""
         unwritten = self._turns.get(key.namespace, _Unwritten())
         raw = unwritten.jobs.pop(key.uid, None)
         if raw is None or self._gone >= MOST_GONE:

@@ -34,8 +34,8 @@ class CreatePod:
     gated: bool = False
     """No node takes it until it is released."""
     replacement: int = 0
-    """Of a pod that takes the place of a lost one while the others wait: a number above those of the former pods of
-    this name. 0: it takes no such place."""
+    """Number of a pod that takes the place of a lost one while the others wait: higher than that of every former pod of
+    this name. 0: the pod takes no such place."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,9 @@ async def test_a_job_that_is_deleted_at_once_is_kept(jobs: Jobs) -> None:
     assert jobs.kept() == ["a", "a"]
 
 
-async def test_whoever_begins_to_act_writes_what_is_missing_and_no_other_writes(api: FakeApi, client: Client) -> None:
+async def test_a_replica_that_begins_to_act_writes_what_is_missing_and_a_standby_writes_nothing(
+    api: FakeApi, client: Client
+) -> None:
     jobs = Jobs(api, client)
     jobs.put("a", minute=1)
     jobs.put("b", minute=2)

@@ -21,7 +21,7 @@ WINDOW_STEPS = 5
 WINDOWS = 3
 """Windows in a row after which a rank is named, and after which one that was named is no longer."""
 LEAST_SHARE = 0.1
-"""Of a step's time: less than this a rank may lose without being slow, since nobody would notice."""
+"""Part of a step's time that a rank must lose to count as slow: less is not noticed."""
 _MOST_LINES = 32
 """Lines of a window that are kept."""
 
