@@ -114,6 +114,7 @@ def accumulate_gradients(
     return total
 
 
+@torch.no_grad()
 def clip_gradients(state: State, maximum: float | None, world: World) -> Callable[[], torch.Tensor]:
     """Scale the gradient down to `maximum` where its 2-norm is above it.
 

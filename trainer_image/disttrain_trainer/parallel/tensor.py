@@ -109,5 +109,8 @@ def settle_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Give each gradient the placement of its parameter: that of a replicated one may still be a sum to be taken."""
     for parameter in parameters:
         gradient = parameter.grad
-        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+        if not (isinstance(parameter, DTensor) and isinstance(gradient, DTensor)):
+            continue
+        # Where nothing is to change, as for shards, a call for each parameter would still take longer than the norm.
+        if gradient.placements != parameter.placements:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
