@@ -115,7 +115,7 @@ def threads(world: int) -> int:
 
 def ours(folder: Path, world: int, steps: int, vocabulary: int) -> Result:
     """Run the trainer."""
-    shape = {"vocabularySize": vocabulary, "layers": 4, "heads": 4, "width": 128, "bias": False, "dropout": 0.0}
+    shape = {"vocabularySize": vocabulary, "layers": 4, "heads": 4, "width": 128, "bias": False, "activation": "Gelu"}
     data = {"path": str(folder / "corpus"), "sequenceLength": BLOCK, "heldOutFraction": 0.1}
     optimizer = {"name": "AdamW", "learningRate": RATE, "beta2": 0.99, "weightDecay": 0.1, "weightDecayOn": "Matrices"}
     training: dict[str, Any] = {

@@ -61,6 +61,13 @@ class ResnetConfig(ApiModel):
     """Classes, or numbers to predict. Absent: the classes of the built-in data."""
 
 
+class Activation(StrEnum):
+    """The function between the two layers of a feed-forward network."""
+
+    GELU_TANH = "GeluTanh"
+    GELU = "Gelu"
+
+
 class GptConfig(ApiModel):
     """A decoder-only transformer (GPT-2's shape). GPT-2 124M: 12 layers, 12 heads, width 768, vocabulary 50304."""
 
@@ -80,6 +87,8 @@ class GptConfig(ApiModel):
     """Whether the output layer is the token embedding, as in GPT-2."""
     bias: bool = True
     """Whether linear and normalisation layers have biases, as in GPT-2; many later models have none."""
+    activation: Activation = Activation.GELU_TANH
+    """Of feed-forward layers: GeluTanh approximates GELU, as in GPT-2; Gelu is exact, and faster on CPUs."""
     experts: Annotated[int, Field(ge=2, le=10_000)] | None = None
     """Feed-forward networks of each block, of which a router picks some for each token. Absent: one, without router."""
     experts_per_token: Annotated[int, Field(ge=1, le=10_000)] | None = None

@@ -1,6 +1,8 @@
 """What may stand in `config` of the built-in models and data sets, and which of them go together."""
 
 import pytest
+import torch
+from torch.nn import functional
 
 from disttrain_api.builtin import config_problems, data_config, model_config
 from disttrain_api.cut_sizes import cut_problems
@@ -134,3 +136,16 @@ def test_layers_are_counted_without_the_model_as_they_are_with_it(model, data):
     assert problems(devicesPerProcess=len(layers) + 1, deviceMode="Place")
     assert problems(pipeline={"layersPerStage": [len(layers)]}) == []
     assert problems(pipeline={"layersPerStage": [len(layers), 1]})
+
+
+@pytest.mark.parametrize(("given", "approximate"), [({}, "tanh"), ({"activation": "Gelu"}, "none")])
+def test_gpt_has_the_activation_that_the_manifest_names(given, approximate):
+    tokens = 50 * torch.randn(3, 4)
+    dense = build_model(training(named("gpt", width=4, heads=1, layers=1, bias=False, **given), TEXT))
+    expand, contract = dense.blocks[0].feed_forward[0].weight, dense.blocks[0].feed_forward[2].weight
+    expected = functional.gelu(tokens @ expand.T, approximate=approximate) @ contract.T
+    torch.testing.assert_close(dense.blocks[0].feed_forward(tokens), expected, rtol=0, atol=1e-6)
+    experts = build_model(training(named("gpt", width=4, heads=1, layers=1, experts=2, **given), TEXT))
+    one = experts.blocks[0].feed_forward.experts
+    expected = functional.gelu(tokens @ one.expand[0], approximate=approximate) @ one.contract[0]
+    torch.testing.assert_close(one(tokens, torch.tensor([3, 0])), expected, rtol=0, atol=1e-6)

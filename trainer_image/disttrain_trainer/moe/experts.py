@@ -14,11 +14,13 @@ _ALIGNMENT_BYTES = 16
 
 
 class FeedForwardExperts(nn.Module):
-    """`count` feed-forward networks with GELU between two layers without bias."""
+    """`count` feed-forward networks with GELU between two layers without bias. approximate: see torch.nn.GELU."""
 
-    def __init__(self, count: int, width: int, hidden: int, deviation: float = 0.02) -> None:
+    def __init__(
+        self, count: int, width: int, hidden: int, deviation: float = 0.02, approximate: str = "tanh"
+    ) -> None:
         super().__init__()
-        self.deviation = deviation
+        self.deviation, self.approximate = deviation, approximate
         self.expand = nn.Parameter(torch.empty(count, width, hidden))
         self.contract = nn.Parameter(torch.empty(count, hidden, width))
         self.reset_parameters()
@@ -30,7 +32,7 @@ class FeedForwardExperts(nn.Module):
 
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """[n, D] -> [n, D]: the first counts[0] rows are the first expert's, and so on. counts: [E] whole numbers."""
-        hidden = functional.gelu(grouped_linear(tokens, self.expand, counts), approximate="tanh")
+        hidden = functional.gelu(grouped_linear(tokens, self.expand, counts), approximate=self.approximate)
         return grouped_linear(hidden, self.contract, counts)
 
 

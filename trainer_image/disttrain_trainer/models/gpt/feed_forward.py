@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from disttrain_api.builtin import EXPERTS_PER_TOKEN, GptConfig
+from disttrain_api.builtin import EXPERTS_PER_TOKEN, Activation, GptConfig
 from disttrain_trainer.moe.experts import FeedForwardExperts
 from disttrain_trainer.moe.layer import MixtureOfExperts
 
@@ -13,12 +13,13 @@ Z_LOSS_WEIGHT = 0.001
 def feed_forward(config: GptConfig) -> nn.Module:
     """[B, T, D] -> [B, T, D] with a hidden width of 4 D."""
     width, hidden = config.width, 4 * config.width
+    approximate = "tanh" if config.activation is Activation.GELU_TANH else "none"
     if config.experts is None:
         expand = nn.Linear(width, hidden, bias=config.bias)
         contract = nn.Linear(hidden, width, bias=config.bias)
-        return nn.Sequential(expand, nn.GELU(approximate="tanh"), contract)
+        return nn.Sequential(expand, nn.GELU(approximate), contract)
     return MixtureOfExperts(
-        FeedForwardExperts(config.experts, width, hidden),
+        FeedForwardExperts(config.experts, width, hidden, approximate=approximate),
         config.experts,
         width,
         per_token=config.experts_per_token or EXPERTS_PER_TOKEN,
