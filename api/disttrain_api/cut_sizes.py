@@ -124,14 +124,15 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
     if degree == 1 or not isinstance(config, OfTokens):
         return
     tensor = parallelism.tensor_parallel_degree or 1
-    product = degree * tensor
+    by_heads = 1 if _has_fused_projections(config) else tensor
+    product = degree * by_heads
     ring = parallelism.context_parallel_method is ContextParallelMethod.RING
     if ring:
         yield from _dropout_problems(config)
     for name, heads, repeated in () if ring else _heads_of(config):
         if heads is not None and heads % product and not (repeated and product % heads == 0):
             advice = ", or divide it" if repeated else ""
-            yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, tensor)}{advice}"
+            yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, by_heads)}{advice}"
     if isinstance(config, GptConfig) and config.experts is not None:
         advice = "how busy each is is counted in whole sequences; remove one of the two"
         yield "training.model.config.experts", f"experts conflict with `contextParallelDegree`: {advice}"
@@ -167,6 +168,11 @@ def _heads_of(config: OfTokens) -> Iterator[tuple[str, int | None, bool]]:
         yield "config.num_key_value_heads", size_of(config, "num_key_value_heads"), True
 
 
+def _has_fused_projections(config: OfTokens) -> bool:
+    """Return whether one matrix has several projections: each rank of a tensor group then computes all heads."""
+    return isinstance(config, TransformersConfig) and (config.config or {}).get("model_type") == "phi3"
+
+
 def _multiple_of(context: int, tensor: int) -> str:
     factors = "`contextParallelDegree`" + (" x `tensorParallelDegree`" if tensor > 1 else "")
     return f"must be a multiple of {factors}, which is {context * tensor}"
@@ -199,7 +205,8 @@ def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[s
         if parallelism.sequence_parallel:
             yield "sequenceLength", config.sequence_length or 0
     elif isinstance(config, TransformersConfig):
-        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+        heads = () if _has_fused_projections(config) else ("num_attention_heads", "num_key_value_heads")
+        for name in (*heads, "intermediate_size", "vocab_size"):
             if (size := size_of(config, name)) is not None:
                 yield f"config.{name}", size
         if parallelism.sequence_parallel:

@@ -89,6 +89,19 @@ def test_a_ring_needs_no_heads_but_even_sequences_and_no_dropout(training: dict[
     assert said is None or problems[0].startswith(said)
 
 
+def test_fused_projections_leave_all_heads_to_each_rank_of_a_tensor_group() -> None:
+    phi = {**LLAMA, "model_type": "phi3", "intermediate_size": 34}
+    training = {"model": {"name": "transformers", "config": {"config": phi}}, "data": {"name": "text"}}
+    assert found(training, TENSOR) == []
+    said = f"{CONFIG}.config.intermediate_size: 34 must be a multiple of `tensorParallelDegree`, which is 4"
+    assert found(training, {"tensorParallelDegree": 4}) == [said]
+    phi["num_key_value_heads"] = 1
+    assert found(training, {"tensorParallelDegree": 2, "contextParallelDegree": 2}) == []
+    phi["num_attention_heads"] = 3
+    said = f"{CONFIG}.config.num_attention_heads: 3 must be a multiple of `contextParallelDegree`, which is 2"
+    assert found(training, {"tensorParallelDegree": 2, "contextParallelDegree": 2}) == [said]
+
+
 def test_tensor_groups_divide_what_is_left_of_heads_and_sequences() -> None:
     layout = {"contextParallelDegree": 2, **TENSOR}
     needed = "must be a multiple of `contextParallelDegree` x `tensorParallelDegree`, which is 4"

@@ -61,6 +61,11 @@ CUT = {
     f"{EXTRA}, static graph": STATIC,
     f"{EXTRA}, devices": {"devicesPerProcess": 2},
 }
+CUT_IN_FOUR = {
+    "GPT with tied weights, context and pipeline": {
+        "contextParallelDegree": 2, "pipelineParallelDegree": 2, "pipeline": {"microbatches": 2},
+    },
+}  # fmt: skip
 STATIC_TRAININGS = {
     f"{name}, static graph": TRAININGS[name]
     for name in ("AdamW, dropout, several buckets", "buffers", "noise of the data")
@@ -79,7 +84,7 @@ COMBINATIONS = [
     (ranks, name)
     for ranks in (1, 2, 3)
     for name in (*TRAININGS, *(STATIC_TRAININGS if ranks > 1 else ()), *(CUT if ranks == 2 else ()))
-]
+] + [(4, name) for name in CUT_IN_FOUR]
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +105,9 @@ def results(splits, tmp_path_factory, asked_for):
         yield "stopped at once", [{"training": LONG, "stop_after": 0}, {"training": LONG}]
         yield "never stopped", [{"training": LONG}]
         for name in sorted(asked_for("test_resume", "name", ranks=ranks)):
-            training = TRAININGS[name.split(",")[0]] if name in CUT else (TRAININGS | STATIC_TRAININGS)[name]
-            run = {"training": training, "parallelism": STATIC if name in STATIC_TRAININGS else CUT.get(name, {})}
+            cut = (CUT | CUT_IN_FOUR).get(name)
+            training = (TRAININGS | STATIC_TRAININGS)[name] if cut is None else TRAININGS[name.split(",")[0]]
+            run = {"training": training, "parallelism": STATIC if name in STATIC_TRAININGS else cut or {}}
             yield f"{name}: through", [run]
             yield f"{name}: resumed", [{**run, "stop_after": 4}, {**run, "stop_after": 1}, run]
         for how in asked_for("test_resume", "how") if ranks == 2 else ():

@@ -37,6 +37,7 @@ TRAININGS = {
     "llama": training("llama", ADAMW),
     "llama, tied": training("llama", **TIED),
     "qwen2, one head of keys, windows": training("qwen2, windows", num_key_value_heads=1),
+    "phi3, three heads": training("phi3", hidden_size=24, num_attention_heads=3, num_key_value_heads=1),
     "llama, as many keys": training("llama", num_key_value_heads=4),
     # Gradients of everything that an adapter passes on; the model itself must stay as it is.
     "lora": training("qwen3", ADAMW, lora={"rank": 2, "targets": ALL_PROJECTIONS}),
@@ -64,6 +65,7 @@ if SOAK:
         "fsdp2, smollm3": (2, "smollm3", {SHARD: 2}, {}),
         "tp2, windows": (2, "qwen2, windows", {TENSOR: 2}, {}),
         "tp2, sequence, granite": (2, "granite", SEQUENCE, {}),
+        "tp2, phi3, three heads": (2, "phi3, three heads", {TENSOR: 2}, {}),
         "tp2, lora, fused": (2, "lora, fused", SEQUENCE, {}),
         "fsdp2 x tp2, lora": (4, "lora", {SHARD: 2, **SEQUENCE}, {}),
         "pp2 x fsdp2, lora": (4, "lora", {PIPELINE: 2, SHARD: 2}, ACCUMULATE),
