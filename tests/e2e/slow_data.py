@@ -6,11 +6,14 @@ Jobs that train until something is done to them would otherwise take the process
 import time
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from disttrain_api.builtin import SyntheticConfig
 from disttrain_trainer.data import synthetic
+from disttrain_trainer.data.sampler import permute
 
 SIDE = 8
 
@@ -35,3 +38,11 @@ def images(seconds: float) -> tuple[Slow, Any]:
     config = SyntheticConfig.model_validate({"kind": "Images", "size": 1024, "height": SIDE, "width": SIDE})
     found = synthetic.load(config)
     return Slow(seconds, found.training), found.held_out
+
+
+def spoilt(first: int, end: int) -> tuple[TensorDataset, TensorDataset]:
+    """240 images [1, 8, 8] of four kinds; those at positions from `first` to before `end` of the first epoch are not
+    a number, of a job whose seed is 0."""
+    images, kinds = torch.randn(240, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0)), torch.arange(240) % 4
+    images[permute(np.arange(first, end), 240, 0, 0)] = float("nan")
+    return TensorDataset(images, kinds), TensorDataset(images[:0], kinds[:0])

@@ -62,6 +62,45 @@ def test_a_running_job_writes_a_checkpoint_when_it_is_asked(kubectl: Kubectl) ->
     end_soon(kubectl, "asked")
 
 
+def test_the_attempt_after_a_restart_takes_a_request_along(kubectl: Kubectl) -> None:
+    """Suspended, the job has no rank that could take it; the ranks of its next attempt do."""
+    kubectl.apply(long_job("late", training={"checkpoint": {"interval": 1_000_000}}))
+    kubectl.wait_for("{.status.progress.loss}", "late")
+    disttrain(kubectl, "suspend", "late")
+    kubectl.wait("Suspended", "late")
+    kept = kubectl.status("late")["checkpoint"]["step"]
+    kubectl("annotate", "dtj", "late", f"{CHECKPOINT_REQUEST}=while suspended")
+    disttrain(kubectl, "resume", "late")
+    kubectl.until(
+        lambda: kubectl.status("late")["checkpoint"]["step"] > kept, "there is another checkpoint", job="late"
+    )
+    status = kubectl.status("late")
+    taken = status["checkpointRequest"]
+    assert (taken["value"], taken["attempt"]) == ("while suspended", status["attempt"])
+    end_soon(kubectl, "late")
+
+
+def test_too_many_skipped_steps_roll_a_job_back_to_its_checkpoint(kubectl: Kubectl) -> None:
+    """Steps 5 and 6, of 24 samples each, have samples that are not a number; the next attempt passes over them."""
+    training = {
+        "data": {"entrypoint": "slow_data:spoilt", "config": {"seconds": None, "first": 96, "end": 144}},
+        "skipSteps": {"mostInRow": 1, "onMostInRow": "RollBack"},
+        "seed": 0,
+        "steps": 7,
+        "microBatchSize": None,
+        "globalBatchSize": 24,
+        "checkpoint": {"interval": 3},
+        "logging": {"interval": 1},
+    }
+    kubectl.apply(long_job("spoilt", training=training))
+    kubectl.wait("Finished", "spoilt")
+    status = kubectl.status("spoilt")
+    assert kubectl.condition("spoilt", "Complete")["status"] == "True", kubectl.describe_job("spoilt")
+    first, _ = status["attempts"]
+    assert (first["verdict"]["reason"], first["checkpointStep"]) == ("NonFiniteLoss", 3)
+    assert (status["restarts"], status["progress"]["step"]) == (1, 7)
+
+
 @pytest.mark.parametrize("name", ["masked", "contrastive", "distillation"])
 def test_a_task_of_ones_own_trains(kubectl: Kubectl, name: str) -> None:
     """The example's code is in the trainer's image; its workers run on two nodes."""
