@@ -78,12 +78,14 @@ class Client:
         namespace = namespace or self.namespace
         return RemoteJob(self.api.get(_job(namespace, name), what=f"cannot read {namespace}/{name}"))
 
-    def list(self, *, all_namespaces: bool = False, selector: str | None = None) -> _Jobs:
-        """Return the jobs of the namespace, or of all. selector: a label selector such as `team=vision`."""
+    def list(self, *, all_namespaces: bool = False, selector: str | None = None, most: int | None = None) -> _Jobs:
+        """Return the jobs of the namespace, or of all. selector: a label selector such as `team=vision`. most: no more
+        than so many, the first by name."""
         namespace = None if all_namespaces else self.namespace
         where = "all namespaces" if namespace is None else f"namespace {namespace}"
         query = {"labelSelector": selector} if selector else {}
-        return [RemoteJob(raw) for raw in self.api.items(_jobs(namespace), query, what=f"cannot list jobs of {where}")]
+        found = self.api.items(_jobs(namespace), query, most=most, what=f"cannot list jobs of {where}")
+        return [RemoteJob(raw) for raw in found]
 
     def delete(self, name: str, *, namespace: str | None = None) -> None:
         """Delete the job; its pods go with it."""
@@ -116,11 +118,11 @@ class Client:
         former: Raw = {} if value else {"runPolicy": {"suspend": None}}
         return RemoteJob(self.api.patch(_job(namespace, name), {"spec": {"suspend": value, **former}}, what=what))
 
-    def pods(self, job: RemoteJob) -> _Objects:
-        """Return the job's pods, of all attempts, as the API server holds them."""
+    def pods(self, job: RemoteJob, *, most: int | None = None) -> _Objects:
+        """Return the job's pods, of all attempts, as the API server holds them. most: no more than so many."""
         query = {"labelSelector": f"{Label.JOB_UID}={job.uid}"}
         what = f"cannot list the pods of {job.namespace}/{job.name}"
-        return self.api.items(f"/api/v1/namespaces/{job.namespace}/pods", query, what=what)
+        return self.api.items(f"/api/v1/namespaces/{job.namespace}/pods", query, most=most, what=what)
 
     def events(self, job: RemoteJob) -> _Objects:
         """Return the Events on the job, oldest first."""

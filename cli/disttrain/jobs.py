@@ -73,7 +73,7 @@ def show_page(client: Client, name: str) -> int:
         show(rendered("", table(page.ATTEMPT_HEADINGS, rows)))
     if pods:
         show(rendered("", table(page.POD_HEADINGS, page.pod_rows(job, pods, now))))
-    events = _events(client, job)[-10:]
+    events = readable_events(client, job)[-10:]
     if events:
         show(rendered("", table(listing.EVENT_HEADINGS, [listing.event_row(event, now) for event in events])))
     hint(*_next_of(job))
@@ -133,10 +133,10 @@ def show_why(client: Client, name: str) -> int:
         hint(f"disttrain history {name} -o wide")
         return 0
     pods = client.pods(job)
-    events = _events(client, job)
+    events = readable_events(client, job)
     unstarted = next((pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"), None)
     if unstarted is not None:
-        events += _events(client, job, str(unstarted["metadata"]["uid"]))
+        events += readable_events(client, job, str(unstarted["metadata"]["uid"]))
     found = answer(job, pods, events, datetime.now(UTC))
     show(plain_lines(found.paragraph))
     if found.todo:
@@ -152,7 +152,7 @@ def _deleted(client: Client, name: str) -> HistoryEntry | None:
     return None
 
 
-def _events(client: Client, job: RemoteJob, uid: str | None = None) -> list[Any]:
+def readable_events(client: Client, job: RemoteJob, uid: str | None = None) -> list[Any]:
     """The Events; none where they may not be read: they say what stands in the status, too."""
     try:
         return client.events(job) if uid is None else client.events_of(job.namespace, uid)

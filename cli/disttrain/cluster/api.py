@@ -70,15 +70,15 @@ class Api:
         """Delete an object."""
         self._ask("DELETE", path, None, body=body, what=what)
 
-    def items(self, path: str, query: Query | None = None, *, what: str) -> list[Raw]:
-        """Return the objects of a collection, page by page."""
+    def items(self, path: str, query: Query | None = None, *, most: int | None = None, what: str) -> list[Raw]:
+        """Return the objects of a collection, page by page; at most so many, the first of them."""
         found, more = [], ""
         while True:
             page = self.get(path, {"limit": PAGE, **(query or {}), **({"continue": more} if more else {})}, what=what)
             found += [item for item in page.get("items") or [] if isinstance(item, dict)]
             more = str((page.get("metadata") or {}).get("continue") or "")
-            if not more:
-                return found
+            if not more or (most is not None and len(found) >= most):
+                return found[:most]
 
     def watch(self, path: str, query: Query, *, seconds: int, what: str) -> Iterator[Raw]:
         """Yield the events of a watch until it ends, `seconds` at most."""

@@ -33,6 +33,7 @@ from disttrain_operator.plan.identity import child_name
 
 DEFAULT_RUNS = "disttrain-runs"
 STATUS_FILE = "status.yaml"
+METRICS_FILE = "metrics.jsonl"
 _OF_NAMES = "bcdfghjklmnpqrstvwxz2456789"
 """What the API server makes names of: no letter that makes a word or looks like a digit."""
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-METRICS_FILE = "metrics.jsonl"
+from disttrain.local.folder import METRICS_FILE
+
 _LOSSES = {"loss_metrics/global_avg_loss": "training", "validation_metrics/global_avg_loss": "held-out"}
 _RATES = {"throughput(sps)": "samples"}
 _MOST_FIGURES = 12
