@@ -54,6 +54,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "delete": Verb("disttrain.commands.act:delete", "delete jobs and their pods"),
     },
     "Other": {
+        "dashboard": Verb("disttrain.commands.dashboard:dashboard", "serve web pages about runs or jobs"),
         "doctor": Verb("disttrain.commands.look:doctor", "check that a cluster has what jobs need"),
         "version": Verb("disttrain.commands.machine:version", "print the version"),
     },

@@ -1,0 +1,1 @@
+"""`disttrain dashboard`: the sources of its pages, and the server on the loopback interface."""

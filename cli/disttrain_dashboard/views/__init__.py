@@ -1,0 +1,1 @@
+"""Page data: objects of any content -> JSON of bounded size. Pure."""
