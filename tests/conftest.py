@@ -21,7 +21,7 @@ hypothesis.settings.register_profile("gate", deadline=None, print_blob=True, der
 hypothesis.settings.load_profile("gate" if suites.GATE else "complete")
 
 HERE = Path(__file__).parent
-ORDER = ("unit", "gpu", "local", "integration", "e2e")
+ORDER = ("unit", "gpu", "browser", "local", "integration", "e2e")
 """A mistake that a unit test finds should not wait for a cluster."""
 GATE_SECONDS = 300
 """Limit of a test of the gate with its fixtures."""

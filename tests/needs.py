@@ -9,12 +9,14 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+from tools import chromium
 from tools.cluster import preflight
 from tools.cluster.errors import MissingError
 
 Need = Callable[[], str | None]
 """Returns what is missing and what to do about it, or None."""
 INSTALLER = ".ci/install-debian"
+NO_BROWSER = f"Chromium is missing: `bash {INSTALLER} browser` installs it"
 
 
 def api_server() -> str | None:
@@ -29,6 +31,13 @@ def compiler() -> str | None:
     headers = Path(sysconfig.get_path("include"), "Python.h")
     missing = [name for name, there in (("g++", shutil.which("g++")), (str(headers), headers.exists())) if not there]
     return f"{' and '.join(missing)} missing: `bash {INSTALLER}` installs them" if missing else None
+
+
+def browser() -> str | None:
+    """Chromium, which is installed where we may."""
+    if chromium.program() is None and os.geteuid() == 0:
+        subprocess.run(["bash", INSTALLER, "browser"], cwd=Path(__file__).parents[1], check=False)
+    return NO_BROWSER if chromium.program() is None else None
 
 
 def cluster() -> str | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from tests import suites
-from tests.needs import Need, api_server, cluster, compiler
+from tests.needs import Need, api_server, browser, cluster, compiler
 from tools.cluster import mounts
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +91,7 @@ ALL = (
     (
         pytest_step("integration", "tests/integration", seconds=3600, needs=(api_server,)),
         pytest_step("local", "tests/local", seconds=3600),
+        pytest_step("browser", "tests/browser", seconds=900, needs=(browser,)),
     ),
     # Has the machine for itself: a cluster is many processes, and some of their limits are Kubernetes' own.
     (pytest_step("e2e", "tests/e2e", seconds=3600, needs=(api_server, cluster)),),
