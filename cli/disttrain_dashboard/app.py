@@ -9,6 +9,7 @@ GET /api/log?key=K&rank=R&tail=N       the last lines of a rank's log
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -24,6 +25,8 @@ from disttrain_dashboard.views.bounded import text
 from disttrain_dashboard.views.listing import listing
 from disttrain_dashboard.views.page import page
 from disttrain_dashboard.views.ranks import MAX_RANKS
+
+logger = logging.getLogger(__name__)
 
 MAX_TAIL = 500
 MAX_LINE = 2000
@@ -89,6 +92,9 @@ class _Pages:
             return refusal(404, "no such job: it was deleted, or its folder was")
         except SourceError as error:
             return refusal(503, text(str(error)))
+        except Exception as error:  # a mistake of ours in one page keeps no other from being read
+            logger.exception("%s", name or "jobs")
+            return refusal(500, f"the server has made a mistake ({type(error).__name__}): its output says more")
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers={"ETag": etag})
         return web.Response(body=body, content_type="application/json", headers={"ETag": etag})

@@ -9,6 +9,9 @@ from disttrain_api.status import JobStatus
 
 Raw = Mapping[str, Any]
 
+INTERRUPTED = "Interrupted"
+"""Phase of a job that its status says to run, and on which nothing works any more."""
+
 
 class UnknownJobError(Exception):
     """No job has this key."""

@@ -1,5 +1,6 @@
 """Jobs of a cluster as a source of pages, read with the rights of the user's kubeconfig."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ class ClusterJobs:
     def __init__(self, client: Client, *, everywhere: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._everywhere, self._clock = client, everywhere, clock
         self._curves: dict[str, Curves] = {}
+        self._lock = threading.Lock()
+        """Of the curves: answers are made in several threads."""
         self.seconds = FRESH_SECONDS
         where = "all namespaces" if everywhere else f"namespace {client.namespace}"
         self.title = f"Jobs of {where} at {client.api.server}"
@@ -43,9 +46,10 @@ class ClusterJobs:
         with _sentences():
             found = self._client.list(all_namespaces=self._everywhere, most=MAX_JOBS + 1)
         self.seconds = max(FRESH_SECONDS, SHARE * (self._clock() - began))
-        for job in found:
-            self._learn(job)
-        self._curves = {job.uid: self._curves[job.uid] for job in found}
+        with self._lock:
+            for job in found:
+                self._learn(job)
+            self._curves = {job.uid: self._curves[job.uid] for job in found}
         more = f"The first {MAX_JOBS} jobs are shown, and there are more." if len(found) > MAX_JOBS else ""
         return Listing([_job(job) for job in found[:MAX_JOBS]], more)
 
@@ -60,7 +64,9 @@ class ClusterJobs:
                 events += readable_events(self._client, job, str(unstarted["metadata"]["uid"]))
         found = why(job, pods, events, datetime.now(UTC))
         ranks = ranks_of_pods(pods, job.raw.get("spec"), job.status.attempt)
-        return Seen(_job(job), found.paragraph, found.todo, ranks, events, self._learn(job).panels())
+        with self._lock:
+            panels = self._learn(job).panels()
+        return Seen(_job(job), found.paragraph, found.todo, ranks, events, panels)
 
     def log(self, key: str, rank: int, tail: int) -> Sequence[str]:
         """Return the last lines of a rank of the current attempt."""

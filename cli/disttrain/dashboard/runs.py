@@ -24,12 +24,13 @@ from disttrain_agent.reports import report_path
 from disttrain_api.names import Role
 from disttrain_api.report import RankReport
 from disttrain_api.status import ConditionType
-from disttrain_dashboard.source import Job, Listing, Rank, Seen, UnknownJobError
+from disttrain_dashboard.source import INTERRUPTED, Job, Listing, Rank, Seen, UnknownJobError
 from disttrain_dashboard.views.ranks import MAX_RANKS, ranks_per_pod
 from disttrain_operator.plan.identity import pod_name
 
-READ_SECONDS = 0.5
-"""How long one look reads folders that have changed; the next goes on there."""
+FIRST_SECONDS = 0.5
+READ_SECONDS = 2.0
+"""How long the first look, and each after it, reads folders that have changed; the next goes on there."""
 MAX_RUNS = 2000
 MAX_STATUS_BYTES = 2 * 2**20
 LOG_BYTES = 2**20
@@ -62,7 +63,7 @@ class LocalRuns:
         """Return the runs that are read so far, and how many are not."""
         stamps = dict(itertools.islice(self._stamps(), MAX_RUNS))
         self._read = {name: read for name, read in self._read.items() if name in stamps}
-        until, unread = self._clock() + READ_SECONDS, 0
+        until, unread = self._clock() + (READ_SECONDS if self._read else FIRST_SECONDS), 0
         for name, stamp in sorted(stamps.items(), key=lambda entry: entry[1], reverse=True):
             if name not in self._read or self._read[name].stamp != stamp:
                 if self._clock() < until:
@@ -127,14 +128,16 @@ class LocalRuns:
             raise UnknownJobError from error
         stamp = known.st_mtime_ns, known.st_size, known.st_ino
         read = self._read.get(key)
-        return read.raw if read is not None and read.stamp == stamp else self._load(key, stamp)
+        if read is None or read.stamp != stamp:
+            read = self._read[key] = _Read(stamp, self._load(key, stamp))
+        return read.raw
 
     def _job(self, key: str, raw: RawJob, locked: frozenset[int] | None) -> Job:
         job, folder = Job(key, raw), self._runs / key
         if RemoteJob(raw).finished or job.status.phase in (None, "Suspended", "Unreadable"):
             return job
         if locked is not None and _inode(folder) not in locked:
-            return replace(job, phase="Interrupted")
+            return replace(job, phase=INTERRUPTED)
         now = LiveProgress.of(job.status).look(_scratches(folder))
         return replace(
             job, step=now.step, loss=now.loss, rate=now.samples_per_second, left_seconds=now.remaining_seconds
@@ -151,7 +154,7 @@ class LocalRuns:
 def _sentences(job: RemoteJob, folder: RunFolder, phase: str | None, now: datetime) -> tuple[str, Sequence[str]]:
     """Return why the run is where it is, and what to do."""
     resume = f"`disttrain run --resume {folder.path}` resumes it"
-    if phase == "Interrupted":
+    if phase == INTERRUPTED:
         return f"No `disttrain run` of this machine works on {job.name}: it was killed, or the machine restarted.", [
             resume
         ]

@@ -86,7 +86,10 @@ export function jobView(key, state) {
   function showAttempts() {
     tries.hidden = !data.attempts.length;
     const now = Date.now() / 1000;
-    const ends = data.attempts.map((each) => time(each.end) ?? time(data.job.finished) ?? now);
+    const interrupted = data.job.phase === "Interrupted";
+    // Of what was interrupted the last count of its time is the last that is known.
+    const over = time(data.job.finished) ?? (interrupted ? time(data.goodput?.at) : null) ?? now;
+    const ends = data.attempts.map((each) => time(each.end) ?? over);
     const first = Math.min(...data.attempts.map((each) => time(each.start) ?? now));
     const whole = Math.max(...ends) - first || 1;
     attempts.replaceChildren(...data.attempts.map((each, at) => {
@@ -98,7 +101,6 @@ export function jobView(key, state) {
         made.style.width = `${Math.max((100 * (to - from)) / whole, 0.5)}%`;
         return made;
       };
-      const ended = each.end || data.job.finished;
       const words = [
         `${clock(start)}, ${duration(ends[at] - start)}`, each.inPlace ? `restarted in place: ${each.inPlace}` : "",
         each.checkpoint === null ? "" : `checkpoint of step ${count(each.checkpoint)}`,
@@ -106,8 +108,13 @@ export function jobView(key, state) {
       return h("li", {},
         h("div.bar", {}, h("strong", {}, `Attempt ${each.number}`), h("span.note", {}, words)),
         h("div.track", { "aria-hidden": "true" }, piece("start", start, ran), piece(each.failed ? "bad" : "run", ran, ends[at])),
-        h("p", {}, each.reason ? `${each.reason}: ${each.message}` : ended ? "It ended well." : "It is under way."));
+        h("p", {}, each.reason ? `${each.reason}: ${each.message}` : under(each)));
     }));
+  }
+
+  function under(attempt) {
+    if (attempt.end || data.job.finished) return "It has ended.";
+    return data.job.phase === "Interrupted" ? "It was interrupted." : "It is under way.";
   }
 
   function showEvents() {

@@ -3,6 +3,7 @@
 from typing import Any
 
 from disttrain_api.parallelism import DataParallelMode
+from disttrain_api.status import Phase
 from disttrain_dashboard.source import Job, Listing, Raw
 from disttrain_dashboard.views.bounded import name, number, part, text
 
@@ -25,18 +26,19 @@ def row(job: Job) -> dict[str, Any]:
     rate = job.rate if job.rate is not None else known.samples_per_second if known is not None else None
     loss = job.loss if job.loss is not None else known.loss if known is not None else None
     left = job.left_seconds if job.left_seconds is not None else known.remaining_seconds if known is not None else None
+    phase = name(job.phase or status.phase or Phase.PENDING.value)
     return {
         "key": job.key,
         "name": name(part(metadata, "name")),
         "namespace": name(part(metadata, "namespace")),
-        "phase": name(job.phase or status.phase or "Pending"),
+        "phase": phase,
         "strategy": strategy(job.raw, status.mesh),
         "ranks": number(status.world_size),
         "step": number(step),
         "total": number(known.total_steps) if known is not None else _steps(job.raw),
         "loss": number(loss),
         "rate": number(rate),
-        "left": None if status.completion_time else number(left),
+        "left": number(left) if phase == Phase.RUNNING else None,
         "leftAt": name(known.update_time) if known is not None and job.left_seconds is None else "",
         "goodput": number(status.goodput.percent) if status.goodput is not None else None,
         "restarts": number(status.restarts),

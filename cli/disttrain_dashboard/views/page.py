@@ -5,7 +5,7 @@ from typing import Any
 
 from disttrain_api.goodput import by_state
 from disttrain_api.status import Attempt, Goodput
-from disttrain_dashboard.source import Raw, Seen
+from disttrain_dashboard.source import INTERRUPTED, Raw, Seen
 from disttrain_dashboard.views.bounded import name, number, part, text
 from disttrain_dashboard.views.listing import row
 from disttrain_dashboard.views.ranks import grid
@@ -27,7 +27,7 @@ def page(seen: Seen) -> dict[str, Any]:
         "facts": [[label, text(value)] for label, value in _facts(seen)],
         "ranks": grid(part(job.raw, "spec"), status.world_size, seen.ranks),
         "panels": list(seen.panels),
-        "goodput": goodput(status.goodput) if status.goodput is not None else None,
+        "goodput": goodput(status.goodput, job.phase) if status.goodput is not None else None,
         "attempts": [attempt(one) for one in status.attempts[-MAX_ATTEMPTS:]],
         "events": [event(one) for one in seen.events[-MAX_EVENTS:]],
     }
@@ -51,12 +51,12 @@ def _facts(seen: Seen) -> Iterator[tuple[str, str]]:
     yield from (("Kept in", seen.place),) if seen.place else ()
 
 
-def goodput(known: Goodput) -> dict[str, Any]:
-    """Return where the time went, the longest first; the browser goes on counting in `state`."""
+def goodput(known: Goodput, phase: str | None = None) -> dict[str, Any]:
+    """Return where the time went, the longest first; the browser goes on counting in `state`, if there is one."""
     spent = sorted(by_state(known).items(), key=lambda entry: -entry[1])[:MAX_STATES]
     return {
         "percent": number(known.percent),
-        "state": name(known.state),
+        "state": name(known.state) if phase != INTERRUPTED else "",
         "at": name(known.update_time),
         "spent": [[name(state), number(max(seconds, 0))] for state, seconds in spent],
     }

@@ -136,18 +136,30 @@ class TestAnswers:
         found = await (await client.get("/api/log?key=default/digits&tail=2", headers=RIGHT)).json()
         assert found == {"lines": ["line 998", "line 999"]}
 
+    async def test_a_mistake_of_ours_is_a_sentence_and_the_next_answer_comes(
+        self, client, jobs, monkeypatch, caplog
+    ) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(jobs, "jobs", lambda: {}["a"])
+            answer = await client.get("/api/jobs", headers=RIGHT)
+        assert answer.status == 500
+        assert "KeyError" in (await answer.json())["error"]
+        assert "Content-Security-Policy" in answer.headers
+        assert "Traceback" in caplog.text
+        assert (await client.get("/api/jobs", headers=RIGHT)).status == 200
+
     async def test_a_slow_answer_holds_up_no_other(self, client, jobs, monkeypatch) -> None:
         begun, go_on = threading.Event(), threading.Event()
         listed = jobs.jobs
 
         def slow() -> Any:
             begun.set()
-            go_on.wait()
+            go_on.wait(60)
             return listed()
 
         monkeypatch.setattr(jobs, "jobs", slow)
         waiting = asyncio.create_task(client.get("/api/jobs", headers=RIGHT))
-        await asyncio.to_thread(begun.wait)
+        assert await asyncio.to_thread(begun.wait, 60)
         assert (await client.get(DATA[1], headers=RIGHT)).status == 200
         assert not waiting.done()
         go_on.set()

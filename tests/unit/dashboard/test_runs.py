@@ -80,18 +80,22 @@ class TestList:
         raw["status"]["phase"] = "Restarting"
         folder.write_job(raw)
         assert phases(runs) == {"digits": "Interrupted"}
+        for _ in range(3):
+            runs.job(folder.path.name)
         assert read == [folder.path] * 2
+        raw["status"]["phase"] = "Suspended"
+        folder.write_job(raw)
+        assert [runs.job(folder.path.name).job.status.phase for _ in range(3)] == ["Suspended"] * 3
+        assert read == [folder.path] * 3
 
     def test_thousands_of_runs_are_read_bit_by_bit(self, run: Run, tmp_path: Path) -> None:
         for number in range(7):
             run(f"job{number}", phase="Succeeded")
         times = iter(range(1000))
-        runs = LocalRuns(tmp_path / "runs", clock=lambda: next(times) * module.READ_SECONDS / 3)
-        seen = [runs.jobs() for _ in range(4)]
-        assert [len(listing.jobs) for listing in seen] == [2, 4, 6, 7]
-        assert [listing.more for listing in seen] == [
-            *(f"{left} of 7 runs are still to be read." for left in (5, 3, 1)), "",
-        ]  # fmt: skip
+        runs = LocalRuns(tmp_path / "runs", clock=lambda: next(times) * module.FIRST_SECONDS / 3)
+        first, second = runs.jobs(), runs.jobs()
+        assert (len(first.jobs), first.more) == (2, "5 of 7 runs are still to be read.")
+        assert (len(second.jobs), second.more) == (7, "")  # fmt: skip
 
     def test_a_run_that_was_deleted_is_gone(self, run: Run, runs: LocalRuns) -> None:
         folder = run(phase="Succeeded")

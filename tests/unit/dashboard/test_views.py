@@ -1,6 +1,7 @@
 """Page data: objects of any content -> JSON of bounded size."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttrain_api.status import JobStatus
-from disttrain_dashboard.source import Job, Listing, Rank, Seen
+from disttrain_dashboard.source import INTERRUPTED, Job, Listing, Rank, Seen
 from disttrain_dashboard.views import bounded
 from disttrain_dashboard.views.curves import MAX_CURVES, MAX_POINTS, Curve, Curves, place_of
 from disttrain_dashboard.views.listing import MAX_JOBS, listing, row, strategy
@@ -36,19 +37,20 @@ class TestRow:
         }  # fmt: skip
 
     def test_what_a_runner_knows_is_newer_than_the_status(self) -> None:
-        job = Job("a", a_raw_job(status=a_status()), step=31, loss=0.4, rate=9.0, left_seconds=5.0, phase="Interrupted")
+        job = Job("a", a_raw_job(status=a_status()), step=31, loss=0.4, rate=9.0, left_seconds=5.0, phase="Running")
         found = row(job)
         assert [found[name] for name in ("step", "loss", "rate", "left", "leftAt", "phase")] == [
-            31, 0.4, 9.0, 5.0, "", "Interrupted",
+            31, 0.4, 9.0, 5.0, "", "Running",
         ]  # fmt: skip
 
     def test_before_its_first_step_a_job_has_the_steps_of_its_spec(self) -> None:
         found = row(Job("a", a_raw_job()))
         assert (found["phase"], found["step"], found["total"], found["loss"]) == ("Pending", None, 100, None)
 
-    def test_nothing_is_left_of_a_finished_job(self) -> None:
-        known = {"step": 100, "totalSteps": 100, "remainingSeconds": 9, "updateTime": TIME}
-        assert row(a_dashboard_job(completionTime=TIME, progress=known))["left"] is None
+    @pytest.mark.parametrize(("phase", "left"), [("Running", 9), ("Succeeded", None), ("Suspended", None)])
+    def test_time_is_left_of_a_job_that_runs(self, phase: str, left: int | None) -> None:
+        known = {"step": 30, "totalSteps": 100, "remainingSeconds": 9, "updateTime": TIME}
+        assert row(a_dashboard_job(phase=phase, progress=known))["left"] == left
 
     @pytest.mark.parametrize(
         ("spec", "mesh", "words"),
@@ -117,6 +119,11 @@ class TestPage:
     def test_goodput_is_the_longest_first(self) -> None:
         known = goodput(JobStatus.model_validate(a_status()).goodput)
         assert known == {"percent": 80, "state": "Training", "at": TIME, "spent": [["Training", 80], ["Starting", 20]]}
+
+    def test_the_time_of_what_was_interrupted_does_not_go_on(self) -> None:
+        job = replace(a_dashboard_job(), phase=INTERRUPTED)
+        assert page(Seen(job, ""))["goodput"]["state"] == ""
+        assert (row(job)["phase"], row(job)["left"]) == (INTERRUPTED, None)
 
     def test_an_attempt_has_its_verdict(self) -> None:
         ended_ = {"number": 1, "startTime": TIME, "endTime": TIME, "checkpointStep": 20, "restartsInPlace": 2}
