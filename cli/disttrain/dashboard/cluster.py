@@ -22,7 +22,8 @@ from disttrain_dashboard.views.ranks import MAX_RANKS, ranks_of_pods, ranks_per_
 
 FRESH_SECONDS = 5.0
 SHARE = 10
-"""Lists take at most one part in so many of the time: one of thousands of jobs is work for the API server."""
+"""Requests take at most one part in so many of the time: a list of thousands of jobs or pods is work for the API
+server."""
 POINTS = 120
 """Of a curve of what has been seen: a cluster keeps none."""
 _MOST_LINES = 5000
@@ -42,10 +43,8 @@ class ClusterJobs:
 
     def jobs(self) -> Listing:
         """Return the first jobs in the order of their names."""
-        began = self._clock()
-        with _sentences():
+        with self._asking():
             found = self._client.list(all_namespaces=self._everywhere, most=MAX_JOBS + 1)
-        self.seconds = max(FRESH_SECONDS, SHARE * (self._clock() - began))
         with self._lock:
             for job in found:
                 self._learn(job)
@@ -55,7 +54,7 @@ class ClusterJobs:
 
     def job(self, key: str) -> Seen:
         """Return a job with its pods, and the Events on it and on the first pod that does not start."""
-        with _sentences():
+        with self._asking():
             job = self._get(key)
             pods = self._client.pods(job, most=MAX_RANKS)
             events = readable_events(self._client, job)
@@ -70,17 +69,33 @@ class ClusterJobs:
 
     def log(self, key: str, rank: int, tail: int) -> Sequence[str]:
         """Return the last lines of a rank of the current attempt."""
-        with _sentences():
+        with self._asking():
             job = self._get(key)
             lines = min(tail * ranks_per_pod(job.raw.get("spec")), _MOST_LINES)
             found = lines_now(self._client, job, Pick(ranks=frozenset({rank})), tail=lines)
             return [line.content for line in deque(found, maxlen=tail)]
 
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Let the answer hold as long as it has cost. Raises SourceError for what the client raises."""
+        began = self._clock()
+        try:
+            yield
+        except CommandError as error:
+            raise SourceError(str(error)) from error
+        finally:
+            self.seconds = max(FRESH_SECONDS, SHARE * (self._clock() - began))
+
     def _get(self, key: str) -> RemoteJob:
         namespace, _, name = key.partition("/")
         if not name or not namespace or not (self._everywhere or namespace == self._client.namespace):
             raise UnknownJobError
-        return self._client.get(name, namespace=namespace)
+        try:
+            return self._client.get(name, namespace=namespace)
+        except ApiError as error:
+            if error.status == 404:
+                raise UnknownJobError from error
+            raise
 
     def _learn(self, job: RemoteJob) -> Curves:
         curves = self._curves.setdefault(job.uid, Curves(POINTS))
@@ -92,16 +107,3 @@ class ClusterJobs:
 
 def _job(job: RemoteJob) -> Job:
     return Job(f"{job.namespace}/{job.name}", job.raw, phase=job.phase)
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Turn what the client raises into what a page shows."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status == 404:
-            raise UnknownJobError from error
-        raise SourceError(str(error)) from error
-    except CommandError as error:
-        raise SourceError(str(error)) from error

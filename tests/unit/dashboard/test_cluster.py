@@ -1,6 +1,6 @@
 """Jobs of a cluster as a source of pages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,9 +85,13 @@ def test_no_key_leads_elsewhere(api: FakeApi, key: str) -> None:
     assert all(asked.removeprefix("GET ").startswith("/apis/disttrain.io/") for asked in api.asked)
 
 
-def test_a_cluster_that_refuses_is_a_sentence(api: FakeApi) -> None:
-    api.answers[JOBS.format("default")] = (403, {"message": "you may not"})
-    with pytest.raises(SourceError, match="you may not"):
+@pytest.mark.parametrize(
+    ("status", "answer", "sentence"),
+    [(403, {"message": "you may not"}, "you may not"), (404, b"404 page not found", "install the chart first")],
+)
+def test_a_cluster_that_refuses_is_a_sentence(api: FakeApi, status: int, answer: object, sentence: str) -> None:
+    api.answers[JOBS.format("default")] = (status, answer)
+    with pytest.raises(SourceError, match=sentence):
         ClusterJobs(Client(), everywhere=False).jobs()
 
 
@@ -116,10 +120,12 @@ def test_of_many_jobs_the_first_are_read_and_the_rest_is_said(api: FakeApi, monk
     assert listing.listing(found, "t")["more"] == found.more
 
 
-def test_lists_that_take_long_are_asked_for_seldom(api: FakeApi) -> None:
+@pytest.mark.parametrize("ask", [ClusterJobs.jobs, lambda jobs: jobs.job("default/digits")], ids=["list", "job"])
+def test_answers_that_take_long_are_asked_for_seldom(api: FakeApi, ask: Callable[[ClusterJobs], object]) -> None:
+    put(api)
     times = iter([0.0, 0.1, 100.0, 103.0])
     jobs = ClusterJobs(Client(), everywhere=False, clock=lambda: next(times))
-    jobs.jobs()
+    ask(jobs)
     assert jobs.seconds == FRESH_SECONDS
-    jobs.jobs()
+    ask(jobs)
     assert jobs.seconds == 3.0 * SHARE
