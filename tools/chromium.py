@@ -81,10 +81,10 @@ class Page:
             raise TimeoutError(f"never: {expression}; the page says: {await self.value('document.body.innerText')}")
         return found
 
-    async def press(self, key: str) -> None:
+    async def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key and let it go."""
         text = {"text": "\r"} if key == "Enter" else {}
-        named = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": 8 * shift}
         await self.call("Input.dispatchKeyEvent", type="keyDown", **named, **text)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 

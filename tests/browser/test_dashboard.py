@@ -1,5 +1,6 @@
 """The dashboard in a real browser: many jobs, many ranks, what changes meanwhile, keys alone, and a small screen."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from disttrain_dashboard.source import Rank
 from disttrain_dashboard.views.curves import Curves
 from tests.needs import NO_BROWSER
 from tests.unit.dashboard.jobs import EVIL, TIME, Jobs, a_dashboard_job
+from tests.waiting import GENEROUS
 from tools.chromium import Page, browser, program
 
 pytestmark = pytest.mark.skipif(program() is None, reason=NO_BROWSER)
@@ -30,10 +32,18 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self._runner: web.AppRunner | None = None
+        self.unchanged = asyncio.Event()
+        """An answer was that nothing has changed."""
+
+    async def _look(self, _: web.Request, response: web.StreamResponse) -> None:
+        if response.status == 304:
+            self.unchanged.set()
 
     async def start(self, token: str = "first") -> str:
         """Serve, and return the address with the token."""
-        self._runner = web.AppRunner(application(self.jobs, token), access_log=None, shutdown_timeout=0.1)
+        app = application(self.jobs, token)
+        app.on_response_prepare.append(self._look)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
         return f"http://127.0.0.1:{self.port}/#token={token}"
@@ -120,6 +130,7 @@ async def test_what_changes_is_shown_and_a_server_that_is_gone_is_awaited() -> N
     async with opened(jobs) as (page, server):
         phase = "document.querySelector('tbody .phase').textContent"
         assert await page.value(phase) == "Running"
+        await asyncio.wait_for(server.unchanged.wait(), GENEROUS)
         await page.value("document.querySelector('tbody a').focus()")
         jobs.known["default/digits"] = a_dashboard_job(phase="Failed")
         jobs.known["default/new"] = a_dashboard_job("new")
@@ -168,6 +179,8 @@ async def test_keys_alone_lead_everywhere() -> None:
         )
         await page.press("Tab")
         assert await page.value(f"{focused}.textContent") == "Show its log"
+        await page.press("Tab", shift=True)
+        assert await page.value(f"Number({focused}.dataset.rank)") == below
 
 
 @pytest.mark.parametrize("width", [360, 768])
