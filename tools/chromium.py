@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -118,7 +119,7 @@ async def browser() -> AsyncIterator[Page]:
             "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
             f"--user-data-dir={profile}", "--hide-scrollbars", "about:blank",
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True, env={"HOME": profile, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            start_new_session=True, env=os.environ | {"HOME": profile},
         )  # fmt: skip
         try:
             port = await _port(process, Path(profile) / "DevToolsActivePort")
