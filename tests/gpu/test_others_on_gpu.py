@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from disttrain_trainer.checks.collectives.plan import Operation
+from disttrain_api.collectives import Operation
 from disttrain_trainer.checks.collectives.results import from_json
 from tests.gpu.worlds import DEVICE, EVERYTHING, beside_each_other, ended, run_on_gpu, worlds_of
 from tests.unit.trainer import test_meta_device as meta

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from disttrain_api.collectives import bus_factor
 from disttrain_api.names import Env, ExitCode
 from disttrain_api.report import decode_pod_report
 from disttrain_trainer.checks.collectives.__main__ import leave
@@ -20,7 +21,7 @@ from disttrain_trainer.checks.collectives.plan import (
     parse_size,
     plan_of,
 )
-from disttrain_trainer.checks.collectives.results import Row, bus_factor, from_json, tables, to_json, verdict
+from disttrain_trainer.checks.collectives.results import Row, from_json, tables, to_json, verdict
 from disttrain_trainer.runtime.errors import PeerLost, describe
 from tests.unit.trainer.collectives_rank import PLAN
 from tests.unit.trainer.worlds import run_ranks

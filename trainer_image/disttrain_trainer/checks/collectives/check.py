@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from disttrain_api.collectives import Operation
 from disttrain_trainer.checks.collectives.expected import expected
 from disttrain_trainer.checks.collectives.operations import Call
-from disttrain_trainer.checks.collectives.plan import WORLD, Operation, Plan, group_ranks
+from disttrain_trainer.checks.collectives.plan import WORLD, Plan, group_ranks
 from disttrain_trainer.checks.collectives.results import Row
 from disttrain_trainer.runtime.mesh import World
 

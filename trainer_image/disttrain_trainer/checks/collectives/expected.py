@@ -7,7 +7,8 @@ Values are whole numbers below PRIME: their sums over up to 16,000 ranks are exa
 import torch
 from torch import Tensor
 
-from disttrain_trainer.checks.collectives.plan import ROOT, Operation
+from disttrain_api.collectives import Operation
+from disttrain_trainer.checks.collectives.plan import ROOT
 
 PRIME = 1021
 _PER_RANK = 101

@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from disttrain_api.collectives import Operation
 from disttrain_trainer.checks.collectives.expected import given
-from disttrain_trainer.checks.collectives.plan import ROOT, Operation
+from disttrain_trainer.checks.collectives.plan import ROOT
 from disttrain_trainer.runtime.device import channel_of
 
 _POISON = -1

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from disttrain_api.collectives import Operation
+
 T = TypeVar("T")
 
 WORLD = "world"
@@ -16,20 +18,6 @@ ROOT = 0
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _SIZE = re.compile(r"(\d+)(k|M|G|Ki|Mi|Gi)?")
 _SLICE = re.compile(r"(\d*):(\d*)(?::([1-9]\d*)?)?")
-
-
-class Operation(StrEnum):
-    """MPI's collectives, and a ring in which each rank sends to the next one."""
-
-    BROADCAST = "broadcast"
-    SCATTER = "scatter"
-    GATHER = "gather"
-    ALL_GATHER = "all-gather"
-    REDUCE = "reduce"
-    ALL_REDUCE = "all-reduce"
-    REDUCE_SCATTER = "reduce-scatter"
-    ALL_TO_ALL = "all-to-all"
-    SEND_RECV = "send-recv"
 
 
 class NumberFormat(StrEnum):

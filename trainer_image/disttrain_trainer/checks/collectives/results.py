@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
-from disttrain_trainer.checks.collectives.plan import Operation
+from disttrain_api.collectives import Operation, bus_factor
 
-_WHOLE = (Operation.BROADCAST, Operation.REDUCE, Operation.SEND_RECV)
 _GB = 1e9
 
 
@@ -42,14 +41,6 @@ class Row:
     def bus_bandwidth(self) -> float:
         """Bytes per second and link."""
         return self.algorithm_bandwidth * bus_factor(self.operation, len(self.ranks))
-
-
-def bus_factor(operation: Operation, ranks: int) -> float:
-    """Return what each of `ranks` links must carry at least, per byte of the buffer."""
-    if operation in _WHOLE:
-        return 1.0
-    once = (ranks - 1) / ranks
-    return 2 * once if operation is Operation.ALL_REDUCE else once
 
 
 def tables(rows: Iterable[Row]) -> str:

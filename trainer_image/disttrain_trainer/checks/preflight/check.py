@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from disttrain_api.collectives import Operation
 from disttrain_trainer.checks.collectives.expected import expected
 from disttrain_trainer.checks.collectives.operations import Call
-from disttrain_trainer.checks.collectives.plan import Operation
 from disttrain_trainer.checks.collectives.results import ranges
 from disttrain_trainer.checks.preflight.judge import SLOW_FACTOR, SlowNode, Transfer, faulty_nodes, slow_nodes
 from disttrain_trainer.checks.preflight.pairs import ANSWER_SECONDS, exchange_in_rounds
