@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     "Manifests": {
         "init": Verb("disttrain.commands.manifests:init", "write a commented manifest from a few answers"),
         "validate": Verb("disttrain.commands.manifests:validate", "check a manifest and list every error"),
-        "plan": Verb("disttrain.commands.manifests:plan", "show the objects of a job, and the memory of a rank"),
+        "plan": Verb("disttrain.commands.manifests:plan", "show the objects of a job, and what a rank needs and sends"),
         "explain": Verb("disttrain.commands.manifests:explain", "explain a field of a job"),
     },
     "On a cluster": {

@@ -30,14 +30,36 @@ def plan(
     gpu_memory: Annotated[
         str | None, typer.Option("--gpu-memory", metavar="SIZE", help="fail if the rank needs more, such as 80Gi")
     ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option("--accelerator", metavar="NAME", help="device of each rank, such as H100")
+    ] = None,
+    flops: Annotated[
+        str | None, typer.Option("--flops", metavar="RATE", help="FLOP/s that a rank reaches, such as 400T")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", metavar="RATE", help="bytes per second of a rank, such as 12.5G")
+    ] = None,
+    pod_bandwidth: Annotated[
+        str | None, typer.Option("--pod-bandwidth", metavar="RATE", help="the same between ranks of a pod")
+    ] = None,
+    latency: Annotated[
+        float | None, typer.Option("--latency", metavar="US", help="microseconds of a message (default: 20)")
+    ] = None,
+    collectives: Annotated[
+        str | None,
+        typer.Option("--collectives", metavar="FILE", help="output of disttrain collectives --json, for both"),
+    ] = None,
     output: Annotated[
         PlanFormat, typer.Option("-o", "--output", metavar="FORMAT", help="table or json", show_default=False)
     ] = PlanFormat.TABLE,
 ) -> int:
-    """Show the objects of a job, its mesh, and the memory of a rank. Creates nothing."""
+    """Show the objects of a job, and memory, messages and time of a rank's step."""
+    from disttrain.planning.machine import Given
+
+    given = Given(gpu_memory, accelerator, flops, bandwidth, pod_bandwidth, latency, collectives)
     from disttrain.plan import plan
 
-    return plan(file, rank, gpu_memory, as_json=output is PlanFormat.JSON)
+    return plan(file, rank, given, as_json=output is PlanFormat.JSON)
 
 
 def explain(

@@ -1,7 +1,8 @@
-"""The memory of a rank, as numbers. Pure."""
+"""What a rank needs, as numbers. Pure."""
 
 from dataclasses import dataclass
 
+from disttrain.planning.cost import StepWork
 from disttrain_api.memory import in_words
 from disttrain_api.spec import JobSpec
 
@@ -22,6 +23,8 @@ class RankMemory:
     least: int | None = None
     """Where nothing could be built: parameters, gradients and optimizer state, counted from the manifest."""
     unknown: str | None = None
+    work: StepWork | None = None
+    """None where no step could be followed."""
 
     @property
     def needed(self) -> int | None:

@@ -52,5 +52,5 @@ def as_data(objects: list[PlannedObject], mesh: Mesh | None, ranks: int, memory:
         "objects": [asdict(one) for one in objects],
         "ranks": ranks,
         "mesh": None if mesh is None else asdict(mesh),
-        "memory": asdict(memory),
+        "memory": {key: value for key, value in asdict(memory).items() if key != "work"},
     }

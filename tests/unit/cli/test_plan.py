@@ -1,6 +1,7 @@
 """`disttrain plan`."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,22 @@ def changed(tmp_path: Path, example: str, **spec: Any) -> str:
     return str(file)
 
 
-def test_a_plan_has_objects_mesh_and_the_memory_of_a_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    found = planned(capfd, str(EXAMPLES / "fsdp.yaml"), "--rank", "1")
+def test_a_plan_has_objects_mesh_and_what_a_rank_needs(capfd: pytest.CaptureFixture[str]) -> None:
+    found = planned(capfd, str(EXAMPLES / "fsdp.yaml"), "--rank", "1", "--flops", "1T", "--bandwidth", "1G")
     assert [one["kind"] for one in found["objects"]] == ["Pod", "Service", "Secret"]
     assert (found["ranks"], found["mesh"]["shard"], found["memory"]["rank"]) == (2, 2, 1)
     memory = found["memory"]
     assert memory["unknown"] is None
     assert memory["peak"] > memory["parameters"] + memory["gradients"] + memory["optimizer_state"] > 0
+    step = found["step"]
+    sent = {one["operation"]: one for one in step["sent"]}
+    # Two ranks have the whole gradient, and each of the step's two microbatches is reduced.
+    assert sent["reduce-scatter"]["bytes"] == pytest.approx(2 * 2 * memory["gradients"], rel=0.01)
+    assert sent["all-gather"]["axis"] == "shard"
+    assert sent["all-gather"]["wire_bytes"] > sent["reduce-scatter"]["wire_bytes"]
+    seconds = step["seconds"]
+    assert seconds["compute"] == pytest.approx(step["flops"] / 1e12)
+    assert seconds["step"] == pytest.approx(seconds["compute"] + sum(seconds["sending"]))
 
 
 def test_the_objects_are_those_of_the_operator(tmp_path: Path) -> None:
@@ -69,6 +79,8 @@ def test_a_page_has_sizes_in_words(capfd: pytest.CaptureFixture[str]) -> None:
     assert "peak of a step" in out
     assert "of rank 0 of 2:" in out
     assert "come on top" in out
+    assert re.search(r"^all-reduce +replicate +2 +1 ", out, re.MULTILINE)
+    assert "TIME OF A STEP" not in out, "nothing is known of the network"
 
 
 MEMORY = RankMemory(0, parameters=4, buffers=0, gradients=4, optimizer_state=8, activations=10, peak=22, building=8)

@@ -38,6 +38,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
     "cp2": ({CONTEXT: 2}, {}),
     "cp2, ring": ({CONTEXT: 2, "contextParallelMethod": "Ring"}, {}),
+    "pp2": ({"pipelineParallelDegree": 2}, {}),
+    "pp2, GPipe": ({"pipelineParallelDegree": 2, "pipeline": {"schedule": "GPipe", "microbatches": 4}}, {}),
     "tp2": ({TENSOR: 2}, {}),
     "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {"activationCheckpointing": "Full"}),
 }
@@ -68,10 +70,13 @@ def looks_while_it_is_built() -> nn.Module:
     return model
 
 
-def estimated(training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0) -> Estimate:
+def estimated(
+    training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0, ranks_per_pod: int = 1
+) -> Estimate:
     config = JobConfig.model_validate(job(training, parallelism=parallelism))
-    mesh, batch = resolve(config, ranks)
-    return estimate(Config(job=config, mesh=mesh, batch=batch, rank=rank, world_size=ranks))
+    mesh, batch = resolve(config, ranks, ranks_per_pod)
+    local = rank % ranks_per_pod
+    return estimate(Config(config, mesh, batch, rank, local, ranks, ranks_per_pod))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -86,7 +91,9 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
         found = estimated(training, 2, parallelism, rank)
         assert {name: getattr(found, name) for name in HELD} == {name: real[name] for name in HELD}
         near = {"rel": BETWEEN_RANKS if TENSOR in parallelism else 0.05}
-        assert found.activations == pytest.approx(real["activations"], **near)
+        # A pipeline's first forward passes end where its first backward pass begins, which is torch's to know.
+        if "activations" in real:
+            assert found.activations == pytest.approx(real["activations"], **near)
         assert found.peak == pytest.approx(real["peak"], **near)
         assert found.unknown is None
 
@@ -116,7 +123,7 @@ def test_ranks_that_do_not_exist_cost_nothing() -> None:
 @pytest.mark.parametrize(
     ("parallelism", "changes", "reason"),
     [
-        ({"pipelineParallelDegree": 2}, {}, "stages of a pipeline"),
+        ({"pipelineParallelDegree": 2, "pipeline": {"split": "Time"}}, {}, "a measurement alone"),
         ({"dataParallel": {"mode": "BMUF", "bmuf": {"period": 8}}}, {}, "mode BMUF"),
         ({"dataParallel": {"compression": {"name": "FP16"}}}, {}, "compression of gradients"),
         ({"devicesPerProcess": 2, "dataParallelReplicateDegree": 2}, {}, "`devicesPerProcess`"),

@@ -1,11 +1,13 @@
-"""`python -m disttrain_trainer.estimate JOB.JSON RESULT …`: the memory of a rank, as JSON in a file of its own.
+"""`python -m disttrain_trainer.estimate REQUESTS RESULTS`: what ranks need, a line of JSON for each line of requests.
 
-A file, since code of the user may print.
+Files, since code of the user may print. A request is an object: `job`, the path of a job.json, `rank`, `ranks` and
+`ranks_per_pod`.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,28 +18,30 @@ from disttrain_trainer.runtime.errors import describe
 
 
 def main() -> int:
-    """Write the estimate, or why there is none, into RESULT."""
+    """Write each estimate, or why there is none, into RESULTS as soon as it is known."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("job", type=Path)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--ranks-per-pod", type=int, required=True)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("requests", type=Path)
+    parser.add_argument("results", type=Path)
     given = parser.parse_args()
-    answer: dict[str, Any]
+    with given.results.open("w") as results:
+        for line in given.requests.read_text().splitlines():
+            results.write(json.dumps(_answer(json.loads(line))) + "\n")
+            results.flush()
+    return 0
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    rank, ranks_per_pod = request["rank"], request["ranks_per_pod"]
     try:
-        job = read_job(given.job)
-        mesh, batch = resolve(job, given.ranks, given.ranks_per_pod)
-        local = given.rank % given.ranks_per_pod
-        config = Config(job, mesh, batch, given.rank, local, given.ranks, given.ranks_per_pod)
-        answer = asdict(estimate(config))
+        job = read_job(Path(request["job"]))
+        mesh, batch = resolve(job, request["ranks"], ranks_per_pod)
+        config = Config(job, mesh, batch, rank, rank % ranks_per_pod, request["ranks"], ranks_per_pod)
+        return asdict(estimate(config))
     except NotFollowedError as error:
-        answer = {"rank": given.rank, "unknown": str(error)}
+        return {"rank": rank, "unknown": str(error)}
     # Code of the user may raise anything; SystemExit is such code that leaves.
     except (Exception, SystemExit) as error:
-        answer = {"error": describe(error).message if isinstance(error, Exception) else "the job's code called exit()"}
-    given.result.write_text(json.dumps(answer))
-    return 0
+        return {"error": describe(error).message if isinstance(error, Exception) else "the job's code called exit()"}
 
 
 if __name__ == "__main__":

@@ -12,12 +12,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from disttrain_api.pipeline import output_index
+from disttrain_trainer.estimate.counter import WorkCounter
 from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.mesh import World, context_group_of, device_mesh_of
 
 T = TypeVar("T")
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+"""DDP's own: the first bucket is small, so that sending begins early."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +52,37 @@ def imagined_world(config: Config) -> Iterator[ImaginedWorld]:
 
 
 class Buckets:
-    """The memory that DDP takes: buckets, from the first step to the last, in which averaged gradients lie.
+    """What DDP holds and sends: buckets, from the first step to the last, in which averaged gradients lie.
 
     DDP itself reads the values of tensors, which those of FakeTensorMode do not have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counter: WorkCounter) -> None:
         self.tensors: list[torch.Tensor] = []
         self.averaging = False
         """Whether the next backward pass averages; what others leave lies outside the buckets until then."""
+        self._counter = counter
+        self._ranks: tuple[int, ...] = ()
+        self._pending, self._limit = 0, FIRST_BUCKET_BYTES
+        self._buffers = 0
 
     def average(self, module: nn.Module, world: World) -> nn.Module:
         """The module, its gradients kept in buckets from each backward pass on; see `parallelise`."""
         if world.parts > 1:
+            self._ranks = tuple(dist.get_process_group_ranks(world.device_mesh.get_group("replicate")))
+            self._buffers = sum(buffer.nbytes for buffer in module.buffers())
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._bucket_of(parameter))
         return module
+
+    def end_pass(self) -> None:
+        """Count what the last bucket sends, and the buffers, which DDP shares once in a step."""
+        if self._pending:
+            self._send()
+        if self.averaging and self._buffers:
+            self._counter.add("broadcast", self._ranks, self._buffers)
+        self._limit = FIRST_BUCKET_BYTES
 
     def _bucket_of(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
         bucket = torch.empty_like(parameter, requires_grad=False)
@@ -73,8 +91,15 @@ class Buckets:
         def put(found: torch.Tensor) -> None:
             if self.averaging:
                 found.grad = bucket
+                self._pending += bucket.nbytes
+                if self._pending >= self._limit:
+                    self._send()
 
         return put
+
+    def _send(self) -> None:
+        self._counter.add("all-reduce", self._ranks, self._pending)
+        self._pending, self._limit = 0, BUCKET_BYTES
 
 
 class ValuesOfOne(TorchDispatchMode):
@@ -87,15 +112,20 @@ class ValuesOfOne(TorchDispatchMode):
 
 
 class WatchedPrecision(MixedPrecision):
-    """The same formats; tells when a forward pass is over, and steps the optimizer whatever values are."""
+    """The same formats; tells when a forward and a backward pass are over, and steps the optimizer whatever values
+    are."""
 
-    def __init__(self, like: MixedPrecision, forward_done: Callable[[], None]) -> None:
+    def __init__(
+        self, like: MixedPrecision, forward_done: Callable[[], None], backward_done: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(like.device, like.format, like.scaler)
         object.__setattr__(self, "forward_done", forward_done)
+        object.__setattr__(self, "backward_done", backward_done)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.forward_done()  # type: ignore[attr-defined]
         super().backward(loss)
+        self.backward_done()  # type: ignore[attr-defined]
 
     def update(self, optimizer: torch.optim.Optimizer, norm: Callable[[], torch.Tensor] | None) -> None:
         with ValuesOfOne():

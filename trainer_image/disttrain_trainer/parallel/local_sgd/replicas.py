@@ -46,7 +46,7 @@ class Replicas:
         self.own: dict[str, Tensor] = {}
         """Copies of what this replica holds, while it stands for all (see `agreed`)."""
         self._module, self._optimizer, self._world, self._groups = module, optimizer, world, groups
-        self._plan, self._update, self._optimizer_state = plan, update, optimizer_state
+        self.plan, self._update, self._optimizer_state = plan, update, optimizer_state
         self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self._model: dict[str, Tensor] = {}
         self._momentum: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ class Replicas:
 
     def alone(self, done: int) -> bool:
         """Whether this replica takes the step after `done` ones by its own gradient."""
-        return not self._plan.sums_gradients(done)
+        return not self.plan.sums_gradients(done)
 
     def settle_gradients(self, done: int) -> None:
         """Make the gradients those of the step after `done` ones: of all replicas as long as these sum them up.
@@ -76,7 +76,7 @@ class Replicas:
             share_buffers(self._module, self._world)
             self._remember()
             return
-        match self._plan.averaging(done):
+        match self.plan.averaging(done):
             case Averaging.POD:
                 self._average(self._groups.pod)
             case Averaging.ALL:
@@ -131,7 +131,7 @@ class Replicas:
         """From the average of all, which the module holds, to the global model and where the next block begins."""
         if self._update is None:
             return
-        if self._plan.takes_average(done):
+        if self.plan.takes_average(done):
             self._remember()
             return
         for name, parameter in self._trained.items():
@@ -139,7 +139,7 @@ class Replicas:
             self._model[name].copy_(block.model)
             self._momentum[name].copy_(block.momentum)
             # Nothing comes after the last block: the run ends with its model.
-            parameter.copy_(block.model if done == self._plan.steps else block.start)
+            parameter.copy_(block.model if done == self.plan.steps else block.start)
 
     def _average(self, group: dist.ProcessGroup) -> None:
         """Parameters, and optimizer state as it is to be treated."""
@@ -157,7 +157,7 @@ class Replicas:
     def _agree(self, done: int, *, optimizer: bool) -> None:
         if self._update is not None:
             _put(self._model, self._trained)
-        elif not self._plan.together(done):
+        elif not self.plan.together(done):
             average(self._trained.values(), self._groups.all)
         if optimizer:
             average(self._moments(), self._groups.all)

@@ -1,0 +1,116 @@
+"""What a rank is said to compute and send is what the sockets of a real rank send, and what arithmetic says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttrain_api.builtin import GptConfig
+from disttrain_api.collectives import Operation, bus_factor
+from disttrain_trainer.estimate.counter import Message, operation_of
+from disttrain_trainer.estimate.step import StepWork
+from disttrain_trainer.models.gpt.model import Gpt
+from tests.unit.trainer.test_estimate import CONTEXT, GPT, SHARD, TENSOR, TRAINING, estimated
+from tests.unit.trainer.worlds import job, run_ranks
+
+LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}
+PIPELINE = {"pipelineParallelDegree": 2}
+UNTIED = {"model": {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}}
+# parallelism, changes of the training
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dp2": ({}, {}),
+    "dp2, accumulated": ({}, {"gradientAccumulationSteps": 4}),
+    "fsdp2": ({SHARD: 2}, {}),
+    "fsdp2, accumulated, recomputed": ({SHARD: 2}, {"gradientAccumulationSteps": 4, "activationCheckpointing": "Full"}),
+    "tp2": ({TENSOR: 2}, {}),
+    "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {}),
+    "cp2": ({CONTEXT: 2}, {}),
+    "pp2": (PIPELINE, {}),
+    "pp2, tied": (PIPELINE, {"gradientAccumulationSteps": 2}),
+    "pp2, interleaved": ({**PIPELINE, "pipeline": {"schedule": "LoopedBFS"}}, UNTIED),
+    "pp2, zero bubble": ({**PIPELINE, "pipeline": {"schedule": "ZBVZeroBubble"}}, UNTIED),
+    "local sgd": (LOCAL, {}),
+}
+
+
+def work_of(
+    training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0, pods: int = 1
+) -> StepWork:
+    found = estimated(training, ranks, parallelism, rank, ranks // pods if pods > 1 else 1)
+    assert found.work is not None, found.unknown
+    return found.work
+
+
+def sent_by_gloo(one: Message) -> float:
+    """Bytes that a rank sends in a step, on average: gloo reduces and scatters by an all-reduce."""
+    operation = Operation(one.operation)
+    factor = bus_factor(Operation.ALL_REDUCE if operation is Operation.REDUCE_SCATTER else operation, one.ranks)
+    return factor * one.bytes / one.every
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sockets_send_what_was_estimated(tmp_path: Path, layout: str) -> None:
+    parallelism, changes = LAYOUTS[layout]
+    training = {**TRAINING, "steps": 100, **changes}
+    where = {"SENT_BYTES": str(tmp_path), "module": "tests.unit.trainer.sent_bytes"}
+    for rank in run_ranks(tmp_path / "world", job(training, parallelism=parallelism), 2, **where):
+        assert rank.code == 0, rank.err
+    for rank in range(2):
+        real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        work = work_of(training, 2, parallelism, rank)
+        assert sum(map(sent_by_gloo, work.messages)) == pytest.approx(real, rel=0.03), work
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_share_what_one_would_compute(layout: str) -> None:
+    parallelism, changes = LAYOUTS[layout]
+    training = {**TRAINING, **changes}
+    alone = work_of({**training, "gradientAccumulationSteps": 1}, 1, {}).flops
+    for _ in range(2):
+        # What DTensor looks up the first time is not counted either.
+        assert sum(work_of(training, 2, parallelism, rank).flops for rank in range(2)) == pytest.approx(alone, rel=1e-6)
+
+
+def test_a_step_has_the_flops_that_the_model_says() -> None:
+    config = GptConfig(layers=3, heads=4, width=64, vocabulary_size=256, sequence_length=32)
+    found = work_of(TRAINING, 1, {})
+    assert found.messages == []
+    # The model says 6 per parameter, of biases and norms, too; attention's backward pass computes its scores anew.
+    assert found.flops == pytest.approx(16 * 32 * Gpt(config).flops_per_token(), rel=0.05)
+
+
+def test_replicas_that_average_in_their_pods_meet_all_others_less_often() -> None:
+    local = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2, "globalPeriod": 6}}}
+    (within, among) = work_of({**TRAINING, "steps": 100}, 4, local, pods=2).messages
+    assert (within.ranks, within.within_pod, within.every) == (2, True, 2)
+    assert (among.ranks, among.within_pod, among.every) == (4, False, 6)
+    assert within.bytes == among.bytes
+
+
+def test_a_group_is_found_along_its_axis() -> None:
+    found = work_of(TRAINING, 8, {SHARD: 2, TENSOR: 2}).messages
+    axes = {(one.operation, one.axis, one.ranks) for one in found}
+    assert {("all-gather", "shard", 2), ("reduce-scatter", "shard", 2), ("all-reduce", "replicate", 2)} <= axes
+    assert ("all-reduce", "tensor", 2) in axes
+    (norm,) = (one for one in found if one.axis == "world")
+    assert (norm.operation, norm.ranks, norm.bytes) == ("all-reduce", 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("c10d::_allgather_base_", "all-gather"),
+        ("c10d::_reduce_scatter_base_", "reduce-scatter"),
+        ("c10d::reduce_", "reduce"),
+        ("c10d::alltoall_base_", "all-to-all"),
+        ("c10d::send", "send-recv"),
+        ("c10d::recv_", None),
+        ("c10d::barrier", None),
+        ("_c10d_functional::all_to_all_single", "all-to-all"),
+        ("_c10d_functional::wait_tensor", None),
+        ("aten::scatter", None),
+    ],
+)
+def test_operators_are_known_by_their_names(name: str, operation: str | None) -> None:
+    assert operation_of(name) == operation

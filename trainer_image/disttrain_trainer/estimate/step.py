@@ -1,0 +1,139 @@
+"""One step of a rank on tensors that have no memory: what it holds at most, computes and sends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from disttrain_trainer.data.batches import Microbatch, load_microbatch, map_tensors
+from disttrain_trainer.estimate.counter import Count, Message, WorkCounter, messages
+from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision
+from disttrain_trainer.estimate.meter import StorageMeter
+from disttrain_trainer.estimate.stages import Boundary, Bubble, ImaginedSchedule, bubble_of
+from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
+from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.state import State
+from disttrain_trainer.step import accumulate_gradients, clip_gradients
+
+PASSES = 2
+"""Of a step, so many are computed at most: the others are as the first one, and the memory is the same."""
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a rank does in a step."""
+
+    flops: float
+    """Floating-point operations of matrix products, convolutions and attention; what is computed anew counts again."""
+    messages: list[Message]
+    bubble: Bubble | None = None
+    """None without a pipeline."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step."""
+
+    activations: int
+    """Bytes that the forward pass adds to what is there before."""
+    peak: int
+    """The most bytes that are there at once."""
+    work: StepWork
+
+
+def take_step(
+    state: State,
+    world: World,
+    config: Config,
+    mode: FakeTensorMode,
+    buckets: Buckets,
+    counter: WorkCounter,
+    boundaries: Sequence[Boundary],
+) -> Taken:
+    """Take a step. The optimizer's state is there already, as it is in every step but the first.
+
+    boundaries: what the stages of a pipeline hand on.
+    """
+    passes = config.batch.accumulation
+    computed = min(passes, PASSES)
+    batches = [_without_values(batch, mode) for batch in _microbatches(state, world, computed * config.batch.pipeline)]
+    meter = StorageMeter()
+    meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
+    meter.show(buckets.tensors)
+    before, added, counts = meter.live, list[int](), list[Count]()
+
+    def forward_done() -> None:
+        added.append(meter.peak - before)
+        buckets.averaging = len(added) == computed
+
+    def pass_done() -> None:
+        buckets.end_pass()
+        counts.append(counter.take())
+
+    state.precision = WatchedPrecision(state.precision, forward_done, pass_done)
+    pipeline = state.pipeline
+    counter.take()
+    with mode, counter.counting(), meter.counting():
+        if isinstance(pipeline, Pipeline):
+            pipeline.passes = computed
+            pipeline._schedule = ImaginedSchedule(pipeline, boundaries, counter, forward_done, pass_done)  # type: ignore[assignment]
+        parts = 1 if state.replicas is not None else world.parts
+        accumulate_gradients(state, batches, 1.0, 1.0, parts)
+        if state.replicas is not None:
+            state.replicas.settle_gradients(state.replicas.plan.summed_steps)
+        clip_gradients(state, 1.0, world)
+        state.precision.update(state.optimizer, None)
+    total = counter.take()
+    for count in counts:
+        total = total.plus(count)
+    total = total.plus(counts[0], passes - computed)
+    pods = config.local_world_size
+    sent = [*messages(total, world, pods), *_meetings(state, world, mode, counter, pods)]
+    bubble = bubble_of(pipeline) if isinstance(pipeline, Pipeline) else None
+    return Taken(added[0], meter.peak, StepWork(total.flops, sent, bubble))
+
+
+def _meetings(
+    state: State, world: World, mode: FakeTensorMode, counter: WorkCounter, ranks_per_pod: int
+) -> list[Message]:
+    """What replicas that train alone send when they average."""
+    if state.replicas is None:
+        return []
+    plan, found = state.replicas.plan, list[Message]()
+    for period in sorted({plan.period, plan.global_period}):
+        with mode, counter.counting():
+            state.replicas.synchronize(plan.summed_steps + period)
+        found += messages(counter.take(), world, ranks_per_pod, min(period, plan.steps))
+    return found
+
+
+def _microbatches(state: State, world: World, count: int) -> list[Microbatch]:
+    if not state.takes_samples:
+        return []
+    slots = state.sampler.microbatches(state.cursor, world.replica)[:count]
+    return [load_microbatch(state.task, state.data.training, slot, world.device.torch) for slot in slots]
+
+
+def _without_values(microbatch: Microbatch, mode: FakeTensorMode) -> Microbatch:
+    batch = map_tensors(mode.from_tensor, microbatch.batch)
+    return replace(microbatch, batch=batch, weights=mode.from_tensor(microbatch.weights))
+
+
+def _tensors_of(batches: list[Microbatch]) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def find(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    for one in batches:
+        map_tensors(find, one.batch)
+    return found
+
+
+def kept_by(state: State) -> list[Tensor]:
+    """Return the tensors of the optimizer's state."""
+    values = (value for one in state.optimizer.state.values() for value in one.values())
+    return [value for value in values if isinstance(value, Tensor)]
