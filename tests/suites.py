@@ -58,6 +58,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[tp2": GLOO,
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[[cdfp].*,": LONG,
     r"trainer/test_estimated_work\.py::test_sockets_send_what_was_estimated\[(cp2|.*,)": LONG,
+    r"cli/test_layouts\.py::test_(a_ranking_as_json|what_cannot_be_ranked)": LONG,
     r"trainer/test_local_sgd\.py::test_pods_average_more_often_than_all": MORE_RANKS,
     r"trainer/test_pipedream\.py.*(fewer steps than stages|one step|-[34]\])": MORE_RANKS,
     r"trainer/test_gradient_sums\.py::test_another_number_of_replicas": LONG,

@@ -49,6 +49,15 @@ def plan(
         str | None,
         typer.Option("--collectives", metavar="FILE", help="output of disttrain collectives --json, for both"),
     ] = None,
+    layouts: Annotated[bool, typer.Option("--layouts", help="rank the layouts of the job by their time")] = False,
+    most: Annotated[int, typer.Option("--most", metavar="N", min=1, help="layouts that are estimated")] = 24,
+    within: Annotated[
+        float, typer.Option("--within", metavar="SECONDS", min=1, help="begin no further estimate later")
+    ] = 300,
+    write: Annotated[
+        str | None, typer.Option("--write", metavar="FILE", help="write the manifest with the best layout")
+    ] = None,
+    row: Annotated[int, typer.Option("--row", metavar="N", help="row of the ranking that --write writes")] = 1,
     output: Annotated[
         PlanFormat, typer.Option("-o", "--output", metavar="FORMAT", help="table or json", show_default=False)
     ] = PlanFormat.TABLE,
@@ -57,9 +66,17 @@ def plan(
     from disttrain.planning.machine import Given
 
     given = Given(gpu_memory, accelerator, flops, bandwidth, pod_bandwidth, latency, collectives)
+    as_json = output is PlanFormat.JSON
+    if layouts:
+        from disttrain.layouts import Bounds
+        from disttrain.layouts import layouts as rank_layouts
+
+        return rank_layouts(file, given, Bounds(most, within), write, row, as_json=as_json)
+    if write is not None:
+        raise typer.BadParameter("--write writes a row of a ranking: give --layouts, too")
     from disttrain.plan import plan
 
-    return plan(file, rank, given, as_json=output is PlanFormat.JSON)
+    return plan(file, rank, given, as_json=as_json)
 
 
 def explain(
