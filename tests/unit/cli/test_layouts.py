@@ -193,3 +193,21 @@ def test_what_cannot_be_ranked_is_a_sentence(tmp_path: Path, capfd: pytest.Captu
     ):
         assert main(["plan", *arguments]) == code
         assert sentence in capfd.readouterr().err
+
+
+def test_an_interrupt_ends_the_trainer() -> None:
+    ended = []
+
+    def asked(requests: Sequence[Request]) -> Generator[Mapping[str, Any], None, None]:
+        try:
+            yield from answered(requests)
+        finally:
+            ended.append(len(requests))
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    of = job(2)
+    with pytest.raises(KeyboardInterrupt):
+        rank_layouts(of, layouts_of(of), MACHINE, None, 100.0, interrupt, asked)
+    assert len(ended) == 1
