@@ -366,7 +366,11 @@ def _succeeded(case: Case) -> Why:
     restarts = f" (restarts: {status.restarts})" if status.restarts else ""
     sentences = [f"{job.name} succeeded{took}{restarts}."]
     if status.progress is not None:
-        figures = [f"{plain(metric.name)} {metric.value:.4g}" for metric in status.progress.metrics]
+        # Of the data that the model has not seen; only a loss has a namesake in training.
+        figures = [
+            f"{'held-out ' * (metric.name == 'loss')}{plain(metric.name)} {metric.value:.4g}"
+            for metric in status.progress.metrics
+        ]
         loss = [f"loss {status.progress.loss:.4g}"] if status.progress.loss is not None else []
         sentences.append(f"It did {', '.join([f'{status.progress.step} steps', *loss, *figures])}.")
     if status.checkpoint is not None:

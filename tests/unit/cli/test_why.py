@@ -165,6 +165,18 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("evaluation", runs(progress=progress(evaluationFailure="no data")), {}, ["Its evaluation failed: no data"], []),
     ("suspended", held("Suspended", conditions=SUSPENDED), {"suspend": True}, ["is suspended"], ["disttrain resume"]),
     ("suspending", held("Suspending", conditions=SUSPENDING), {"suspend": True}, ["is being suspended"], []),
+    (
+        "done",
+        {
+            "conditions": [a_condition("Complete", "True"), a_condition("Finished", "True")],
+            "progress": progress(
+                loss=0.5, metrics=[{"name": "accuracy", "value": 0.9}, {"name": "loss", "value": 0.6}]
+            ),
+        },
+        {},
+        ["steps, loss 0.5, accuracy 0.9, held-out loss 0.6."],
+        [],
+    ),
     ("memory", failed("OOMKilled"), {}, ["failed 5m ago in attempt 1 (OOMKilled): rank 0 did it"], ["memory limit"]),
     ("exhausted", failed("RestartsExhausted", **{"class": "OutOfMemory"}), {}, ["RestartsExhausted"], ["memory limit"]),
     ("data", failed("DataNotFound", **{"class": "Configuration"}), {}, ["would fail the same"], ["correct the path"]),
