@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from disttrain_api import sentences
 from disttrain_api.base import ApiModel
+from disttrain_api.chat import ChatConfig
 from disttrain_api.corpus import CorpusConfig, corpus_problems
 from disttrain_api.training import Data, DataName, Fraction, Model, ModelName, Training
 from disttrain_api.transformers_config import Problem, Size, TransformersConfig, size_of, transformers_problems
@@ -160,7 +161,7 @@ class SyntheticConfig(ApiModel):
 
 ModelConfig = MlpConfig | ResnetConfig | GptConfig | TransformersConfig
 OfTokens = GptConfig | TransformersConfig
-DataConfig = DigitsConfig | TextConfig | SyntheticConfig | CorpusConfig
+DataConfig = DigitsConfig | TextConfig | SyntheticConfig | CorpusConfig | ChatConfig
 
 MODEL_CONFIGS: dict[ModelName, type[ModelConfig]] = {
     ModelName.MLP: MlpConfig,
@@ -168,11 +169,12 @@ MODEL_CONFIGS: dict[ModelName, type[ModelConfig]] = {
     ModelName.GPT: GptConfig,
     ModelName.TRANSFORMERS: TransformersConfig,
 }
-DATA_CONFIGS: dict[DataName, type[DigitsConfig] | type[TextConfig] | type[SyntheticConfig] | type[CorpusConfig]] = {
+DATA_CONFIGS: dict[DataName, type[DataConfig]] = {
     DataName.DIGITS: DigitsConfig,
     DataName.TEXT: TextConfig,
     DataName.SYNTHETIC: SyntheticConfig,
     DataName.CORPUS: CorpusConfig,
+    DataName.CHAT: ChatConfig,
 }
 
 _IMAGE_DEFAULTS = {"channels": 1, "height": 8, "width": 8, "classes": 10}
@@ -199,7 +201,7 @@ class Tokens:
 
     length: int
     vocabulary: int | None
-    """None where only the corpus itself knows: the trainer compares it with the model's."""
+    """None where only the files themselves know: the trainer compares it with the model's."""
 
 
 def data_config(data: Data) -> DataConfig:
@@ -231,7 +233,7 @@ def samples_of(config: DataConfig) -> Images | Tokens:
         return Images(DIGITS_SHAPE, DIGITS_CLASSES)
     if isinstance(config, TextConfig):
         return Tokens(config.sequence_length, BYTE_VALUES)
-    if isinstance(config, CorpusConfig):
+    if isinstance(config, CorpusConfig | ChatConfig):
         return Tokens(config.sequence_length, None)
     if config.kind is SyntheticKind.IMAGES:
         shape = (config.channels or 1, config.height or 8, config.width or 8)
@@ -344,7 +346,9 @@ def _pair_problems(training: Training, config: ModelConfig, samples: Images | To
     if isinstance(config, OfTokens) != isinstance(samples, Tokens):
         takes, gives = ("tokens", "images") if isinstance(config, OfTokens) else ("images", "tokens")
         fitting = (
-            "text, corpus, or synthetic of kind Tokens" if takes == "tokens" else "digits, or synthetic of kind Images"
+            "text, corpus, chat, or synthetic of kind Tokens"
+            if takes == "tokens"
+            else "digits, or synthetic of kind Images"
         )
         yield "training.data.name", f"model '{model}' takes {takes}, data '{data}' has {gives}; choose {fitting}"
         return

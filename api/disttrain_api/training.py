@@ -33,6 +33,7 @@ class DataName(StrEnum):
     TEXT = "text"
     SYNTHETIC = "synthetic"
     CORPUS = "corpus"
+    CHAT = "chat"
 
 
 class OptimizerName(StrEnum):

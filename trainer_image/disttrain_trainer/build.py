@@ -77,6 +77,8 @@ def build_state(config: Config, world: World) -> State:
     data = task.data()
     sampler = build_sampler(data, config, world)
     data = agree_on_data(data, world)
+    for note in data.notes:
+        log_first_rank(world, note)
     _note_small_data(data, config, world)
     require_memory_to_build(config, world)
     seed_everything(training.seed)
@@ -111,6 +113,8 @@ def assemble(
     average: see `parallelise`. Raises InvalidConfiguration.
     """
     training = config.training
+    if isinstance(task, Supervised) and _needs_one_length(config, world):
+        task.fill_up()
     if world.mesh.context > 1:
         # The rules refuse other tasks (disttrain_api.rules.context).
         assert isinstance(task, Supervised)
@@ -295,10 +299,16 @@ def _note_small_data(data: Datasets, config: Config, world: World) -> None:
         )
 
 
+def _needs_one_length(config: Config, world: World) -> bool:
+    """Whether all batches must be of one length: stages of a pipeline pass tensors of one size on, and parts of
+    sequences are of one size."""
+    return world.mesh.pipeline > 1 or world.mesh.context > 1 or config.job.parallelism.sequence_parallel
+
+
 def _require_even_sequences(data: Datasets, degree: int) -> None:
     """Parts of unlike lengths: ranks would wait for different numbers of bytes, and the backend ends the process."""
     for kind, (inputs, _) in _first_samples(data):
-        length = len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else 0
+        length = data.longest or (len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else 0)
         if length % degree:
             raise InvalidConfiguration(
                 f"`parallelism.sequenceParallel`: the {kind} sequences of `training.data` are {length} long, which must"

@@ -34,6 +34,10 @@ class Datasets:
     """Whether samples may be drawn at random while they are read."""
     sketches: Sequence[tuple[str, list[tuple[float, float]]] | None] = ()
     """What some of the training samples are (sketch.py); none where they are iterated, or drawn anew each time."""
+    longest: int | None = None
+    """Samples are sequences of unlike lengths, up to this one; a batch is filled up to its longest. None: alike."""
+    notes: Sequence[str] = ()
+    """What the log is to say of the data."""
 
     @property
     def size(self) -> int | None:

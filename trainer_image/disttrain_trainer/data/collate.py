@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import default_collate
 
+from disttrain_trainer.losses import IGNORED
 from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 
 _DEPTH = 16
@@ -19,6 +21,19 @@ def collate(field: str, samples: Sequence[Any], indices: Sequence[int]) -> Any:
         return default_collate(list(samples))
     except (TypeError, RuntimeError, KeyError, ValueError) as error:
         raise InvalidConfiguration(f"`{field}`: {_why(samples, indices, error)}") from error
+
+
+def filled_up(samples: Sequence[tuple[Tensor, Tensor]], length: int | None) -> list[tuple[Tensor, Tensor]]:
+    """Return sequences [T] and their targets [T] with T = `length`, or that of the longest; what is added to the
+    targets does not count."""
+    length = length or max(len(inputs) for inputs, _ in samples)
+    return [
+        (
+            functional.pad(inputs, (0, length - len(inputs))),
+            functional.pad(targets, (0, length - len(targets)), value=IGNORED),
+        )
+        for inputs, targets in samples
+    ]
 
 
 def _why(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> str:

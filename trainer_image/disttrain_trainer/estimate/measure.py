@@ -30,6 +30,7 @@ from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State
 from disttrain_trainer.tasks.base import RunnableTask
 from disttrain_trainer.tasks.build import build_task
+from disttrain_trainer.tasks.supervised import Supervised
 
 DYNAMIC = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """What FakeTensorMode raises where values are asked for."""
@@ -75,6 +76,8 @@ def estimate(config: Config) -> Estimate:
     reason = cannot_follow(config)
     task = build_task(config.training)
     data, missing = _data_of(task)
+    if isinstance(task, Supervised):
+        task.fill_up()
     with imagined_world(config) as world:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         counter = WorkCounter()

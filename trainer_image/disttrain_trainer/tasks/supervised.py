@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from disttrain_api.builtin import data_config, model_config
 from disttrain_api.training import LossName, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
-from disttrain_trainer.data.collate import collate, parts_of
+from disttrain_trainer.data.collate import collate, filled_up, parts_of
 from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
 from disttrain_trainer.parallel.context.part import Context
@@ -35,12 +35,16 @@ class Supervised:
         self._weighted: WeightedLoss | None = None
         self._loss_of = self._sum
         self._context: Context | None = None
+        self._longest: int | None = None
+        self._always_longest = False
 
     def model(self) -> nn.Module:
         return build_model(self._training)
 
     def data(self) -> Datasets:
-        return load_data(self._training)
+        data = load_data(self._training)
+        self._longest = data.longest
+        return data
 
     def place(self, device: torch.device, model: nn.Module) -> None:
         """Nothing: the model is all there is."""
@@ -54,6 +58,10 @@ class Supervised:
         """Compile the model's pass and its loss as one, for a model that is called as it was made."""
         self._loss_of = torch.compile(self._sum)
 
+    def fill_up(self) -> None:
+        """Make all batches of sequences of unlike lengths as long as one may be."""
+        self._always_longest = True
+
     def use_context(self, context: Context) -> None:
         """Make batches of the part of every sequence that is this rank's."""
         self._context = context
@@ -61,6 +69,8 @@ class Supervised:
     def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         for index, sample in zip(indices, samples, strict=True):
             require_pair(sample, f"sample {index}")
+        if self._longest is not None:
+            samples = filled_up(samples, self._longest if self._always_longest else None)
         inputs, targets = collate("training.data", samples, indices)
         return (inputs, targets) if self._context is None else self._context.part_of(inputs, targets)
 

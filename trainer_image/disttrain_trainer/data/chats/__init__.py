@@ -1,0 +1,1 @@
+"""Conversations: lines of files, and their tokens by a tokenizer's chat template."""

@@ -1,0 +1,135 @@
+"""Conversations of JSON Lines files, each checked when it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from disttrain_trainer.runtime.errors import DataNotFound, shown
+from disttrain_trainer.runtime.files import open_regular
+
+MAX_LINE_BYTES = 2**24
+"""The longest line: it is held in memory as a whole, and so are its tokens."""
+MAX_MESSAGES = 10_000
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT = "assistant"
+SUFFIXES = (".jsonl", ".ndjson")
+_FORMS = "an object with `messages`, or with `prompt` and `completion`"
+
+Message = dict[str, str]
+"""`role` and `content`."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, of which one at least is the assistant's."""
+
+    place: str
+    """File and line."""
+    messages: list[Message]
+
+
+def read_conversations(path: Path) -> Iterator[Conversation]:
+    """Yield the conversations of a file, or of all files of a folder, in an order that does not depend on the file
+    system. Raises DataNotFound naming file, line and field.
+    """
+    for file in _files(path):
+        try:
+            # A volume of a ConfigMap, for example, consists of links.
+            with open_regular(Path(os.path.realpath(file))) as lines:
+                number = 0
+                while line := lines.readline(MAX_LINE_BYTES + 1):
+                    number += 1
+                    place = f"{file}: line {number}"
+                    if len(line) > MAX_LINE_BYTES:
+                        raise _error(place, f"it has more than {MAX_LINE_BYTES} bytes; split the conversation")
+                    if line.strip():
+                        yield Conversation(place, _messages(place, line))
+        except OSError as error:
+            raise DataNotFound(
+                f"`training.data.config.path`: {file} cannot be read: {error.strerror or error}"
+            ) from error
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DataNotFound(f"`training.data.config.path`: {path} does not exist (from {Path.cwd()})")
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+    if not found:
+        raise DataNotFound(f"`training.data.config.path`: {path} has no file that ends with {' or '.join(SUFFIXES)}")
+    return found
+
+
+def _messages(place: str, line: bytes) -> list[Message]:
+    try:
+        value = from_json(line, allow_inf_nan=False)
+    except ValueError as error:
+        raise _error(place, f"it is no JSON: {shown(str(error))}") from error
+    if not isinstance(value, dict):
+        raise _error(place, f"it is {_kind(value)}, expected {_FORMS}")
+    if "tools" in value:
+        raise _error(place, "`tools` is not supported: describe them in a message, and remove the field")
+    if "messages" in value:
+        messages = _of_list(place, value)
+    elif "prompt" in value and "completion" in value:
+        messages = [
+            {"role": role, "content": _text(place, f"`{name}`", value[name])}
+            for name, role in (("prompt", "user"), ("completion", ASSISTANT))
+        ]
+    else:
+        names = ", ".join(sorted(map(shown, value))[:10]) or "nothing"
+        raise _error(place, f"it has {names:.300}, expected {_FORMS}")
+    spoken = [message["content"] for message in messages if message["role"] == ASSISTANT]
+    if not spoken:
+        raise _error(place, f"it has no message of the role {ASSISTANT}, which is what is learnt: remove the line")
+    if not all(map(str.strip, spoken)):
+        raise _error(place, f"a message of the role {ASSISTANT} has no text: remove it, or the line")
+    return messages
+
+
+def _of_list(place: str, value: Mapping[str, Any]) -> list[Message]:
+    if "prompt" in value or "completion" in value:
+        raise _error(place, f"it has `messages` beside `prompt` or `completion`, expected {_FORMS}")
+    found = value["messages"]
+    if not isinstance(found, list):
+        raise _error(place, f"`messages` is {_kind(found)}, expected a list of objects with `role` and `content`")
+    if not 1 <= len(found) <= MAX_MESSAGES:
+        raise _error(place, f"`messages` has {len(found)} messages, expected 1 to {MAX_MESSAGES}: remove the line")
+    return [_message(place, f"messages[{number}]", message) for number, message in enumerate(found)]
+
+
+def _message(place: str, field: str, value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise _error(place, f"`{field}` is {_kind(value)}, expected an object with `role` and `content`")
+    for name in value:
+        if name not in ("role", "content"):
+            raise _error(place, f"`{field}.{shown(name):.60}` is not supported: remove it, or write it as text")
+    for name in ("role", "content"):
+        if name not in value:
+            raise _error(place, f"`{field}` has no `{name}`, expected an object with `role` and `content`")
+    if (role := value["role"]) not in ROLES:
+        found = f"'{shown(role):.60}'" if isinstance(role, str) else _kind(role)
+        raise _error(place, f"`{field}.role` is {found}, expected one of {', '.join(ROLES)}")
+    return {"role": role, "content": _text(place, f"`{field}.content`", value["content"])}
+
+
+def _text(place: str, field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _error(place, f"{field} is {_kind(value)}, expected a text")
+    return value
+
+
+def _kind(value: Any) -> str:
+    named = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    return named.get(type(value), "a number")
+
+
+def _error(place: str, why: str) -> DataNotFound:
+    return DataNotFound(f"`training.data.config.path`: {place}: {why}")
