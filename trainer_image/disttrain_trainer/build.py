@@ -302,7 +302,8 @@ def _note_small_data(data: Datasets, config: Config, world: World) -> None:
 def _needs_one_length(config: Config, world: World) -> bool:
     """Whether all batches must be of one length: stages of a pipeline pass tensors of one size on, and parts of
     sequences are of one size."""
-    return world.mesh.pipeline > 1 or world.mesh.context > 1 or config.job.parallelism.sequence_parallel
+    cut = world.mesh.pipeline > 1 or world.mesh.context > 1
+    return cut or bool(config.job.parallelism.sequence_parallel)
 
 
 def _require_even_sequences(data: Datasets, degree: int) -> None:

@@ -126,7 +126,7 @@ class ChatTokenizer:
 
         try:
             # What `apply_chat_template` calls, which returns tokens alone.
-            (text,), (spans,) = render_jinja_template(
+            rendered: Any = render_jinja_template(
                 conversations=[conversation.messages],
                 chat_template=self._template,
                 return_assistant_tokens_mask=True,
@@ -134,6 +134,7 @@ class ChatTokenizer:
             )
         except Exception as error:
             raise self._failed(conversation, error) from error
+        (text,), (spans,) = rendered
         return text, spans
 
     def _failed(self, conversation: Conversation, error: Exception) -> InvalidConfiguration:
