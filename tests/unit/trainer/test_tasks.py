@@ -160,6 +160,7 @@ LEARNED = {
     "callbacks": ("accuracy", 0.9, 1.0),
     "contrastive": ("right", 0.6, 1.0),
     "distillation": ("accuracy", 0.8, 1.0),
+    "dpo": ("accuracy", 0.9, 1.0),
     "masked": ("restored", 0.8, 1.0),
     "stream": ("right", 0.3, 1.0),
 }

@@ -1,0 +1,146 @@
+"""The example of direct preference optimisation: its loss is equation 7 of the paper, and it raises the margin."""
+
+import math
+
+import pytest
+import torch
+
+from disttrain_trainer.losses import IGNORED
+from tests.chats import CHATML, VOCABULARY, words, write_chats, write_tokenizer
+from tests.unit.trainer.comparisons import require_same, require_same_bits, series
+from tests.unit.trainer.layouts import SHARD
+from tests.unit.trainer.transformers_code import described, moved
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+
+# Of a head of the usual size that stays as it is, all tokens are about as likely whatever comes before it.
+MODEL = described("llama") | {"vocab_size": VOCABULARY, "initializer_range": 0.3}
+del MODEL["rope_parameters"]
+LORA = {"rank": 4, "alpha": 16.0, "targets": ["q_proj", "v_proj", "down_proj"]}
+PAIRS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs")
+    rows = [
+        {"prompt": words(at, 2 + at % 3), "chosen": words(at + 1, 1 + at % 4), "rejected": words(at + 2, 2 + at % 5)}
+        for at in range(PAIRS)
+    ]
+    write_chats(path / "pairs.jsonl", rows)
+    write_tokenizer(path / "tokenizer", CHATML)
+    return path
+
+
+def config(folder, **changes):
+    files = {"pairs": str(folder / "pairs.jsonl"), "tokenizer": str(folder / "tokenizer")}
+    return files | {"config": MODEL, "held_out": 8, "beta": 0.5, **changes}
+
+
+def dpo(folder, **changes):
+    from examples.tasks.dpo import Dpo
+
+    return Dpo(**config(folder, **changes))
+
+
+def log_probability(model, answer):
+    """Of the tokens that count, one at a time."""
+    tokens, targets = answer
+    scores = torch.log_softmax(model(tokens.unsqueeze(0))[0], dim=-1)
+    return sum(scores[at, token] for at, token in enumerate(targets.tolist()) if token != IGNORED)
+
+
+@pytest.mark.parametrize("changes", [{}, LORA], ids=["a copy", "adapters"])
+def test_the_loss_is_that_of_the_paper(folder, changes):
+    task = dpo(folder, **changes)
+    torch.manual_seed(3)
+    model = task.model().double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    reference = dpo(folder, **changes).model().double()
+    reference.load_state_dict(before)
+    if task.reference is not None:
+        task.reference.double()
+    pairs = task.data()[0][:5]
+    assert len({len(answer[0]) for pair in pairs for answer in pair}) > 3
+    batch = task.collate(pairs)
+    assert task.loss(model, batch).sum.item() == pytest.approx(5 * math.log(2), rel=1e-12)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    found = task.loss(model, batch)
+    rewards = [
+        [0.5 * (log_probability(model, answer) - log_probability(reference, answer)) for answer in pair]
+        for pair in pairs
+    ]
+    expected = sum(-torch.log(1 / (1 + torch.exp(-(chosen - rejected)))) for chosen, rejected in rewards)
+    assert found.sum.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert found.figures["margin"].sum.item() == pytest.approx(sum(a - b for a, b in rewards).item(), rel=1e-10)
+    assert found.figures["accuracy"].sum.item() == sum(a > b for a, b in rewards)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for one, other in zip(*(torch.autograd.grad(loss, trained) for loss in (found.sum, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_it_begins_with_the_weights_of_a_folder(folder, tmp_path):
+    torch.manual_seed(5)
+    saved = moved(dpo(folder).model()).float()
+    other = transformers.AutoModelForCausalLM.from_config(saved.config)
+    other.load_state_dict(saved.state_dict())
+    other.save_pretrained(tmp_path / "model")
+    given = {"path": str(tmp_path / "model"), "config": None}
+    for changes in ({}, LORA):
+        task = dpo(folder, **given, **changes)
+        begun = {name: value for name, value in task.model().state_dict().items() if ".lora_" not in name}
+        require_same_bits(begun, saved.state_dict())
+        if task.reference is not None:
+            require_same_bits(task.reference.state_dict(), begun)
+
+
+@pytest.fixture(scope="module")
+def results(folder, tmp_path_factory):
+    def training(**changes):
+        task = {"entrypoint": "examples.tasks.dpo:Dpo", "config": config(folder, **changes)}
+        rates = {"optimizer": {"name": "AdamW", "learningRate": 0.005}, "steps": 12, "globalBatchSize": 16}
+        found = small(task=task, logging={"interval": 1}, evaluation={"interval": 12}, **rates)
+        del found["model"], found["data"]
+        return found
+
+    copied, adapted = training(), training(**LORA)
+    cases = {
+        "dp2": [{"training": copied}],
+        "fsdp2": [{"training": copied, "parallelism": {SHARD: 2}}],
+        "dp2, lora": [{"training": adapted}],
+        "fsdp2, lora": [{"training": adapted, "parallelism": {SHARD: 2}}],
+        "resumed": [{"training": copied, "stop_after": 5}, {"training": copied}],
+    }
+    alone = {"copied": [{"training": copied}], "adapted": [{"training": adapted}]}
+    folders = tmp_path_factory.mktemp
+    return run_cases(folders("two"), 2, cases) | run_cases(folders("one"), 1, alone)
+
+
+@pytest.mark.parametrize(
+    ("layout", "alone"),
+    [("dp2", "copied"), ("fsdp2", "copied"), ("dp2, lora", "adapted"), ("fsdp2, lora", "adapted")],
+)
+def test_the_margin_rises_in_every_layout(results, layout, alone):
+    found = results[layout]
+    assert found["errors"] == [None]
+    margins, accuracies = series(found, "task/margin"), series(found, "task/accuracy")
+    assert margins[0] == pytest.approx(0, abs=1e-5)
+    assert margins[-1] > 0.5
+    assert accuracies[-1] >= 0.9
+    assert margins == pytest.approx(series(results[alone], "task/margin"), rel=1e-2, abs=1e-4)
+    # The first step moves no A of an adapter: B is zero.
+    own, expected = (
+        {name: value for name, value in one["gradients"].items() if ".lora_A." not in name}
+        for one in (found, results[alone])
+    )
+    require_same(own, expected, 1e-4)
+
+
+def test_a_resumed_job_has_the_same_reference(results):
+    assert results["resumed"]["errors"][1] is None
+    require_same_bits(results["resumed"]["parameters"], results["dp2"]["parameters"])
