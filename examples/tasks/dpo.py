@@ -61,8 +61,8 @@ class Dpo:
         policy = build(self.config)
         if (path := self.config.path) is not None:
             # Adapters are not in the files; what they are added to keeps its name.
-            found = AutoModelForCausalLM.from_pretrained(path, local_files_only=True).float().state_dict()
-            unlike = policy.load_state_dict(found, strict=False)
+            begun = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+            unlike = policy.load_state_dict(begun.state_dict(), strict=False)
             missing = [name for name in unlike.missing_keys if ".lora_" not in name]
             if missing or unlike.unexpected_keys:
                 raise ValueError(f"{path} is another model: {[*missing, *unlike.unexpected_keys][:3]}")
