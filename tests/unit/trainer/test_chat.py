@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,14 @@ def test_batches_are_as_long_as_their_longest_conversation(tmp_path):
             assert torch.equal(inputs[:size], given)
             assert torch.equal(targets[:size], aims)
             assert (targets[size:] == IGNORED).all()
+
+
+def test_without_the_library_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        InvalidConfiguration, match=r"the library transformers is not in the image; install `disttrain\[hf\]`"
+    ):
+        loaded(tmp_path, [GOOD])
 
 
 class TestHeldOut:

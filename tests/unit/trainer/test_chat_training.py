@@ -1,6 +1,7 @@
 """Fine-tuning on conversations: the mean over all tokens that count, in every layout, and after a resume."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from tests.builders import a_manifest
 from tests.chats import CHATML, LLAMA, VOCABULARY, conversations, write_chats, write_tokenizer
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same, require_same_bits, series
 from tests.unit.trainer.layouts import CONTEXT, PIPELINE, SHARD, TENSOR
+from tests.unit.trainer.test_estimate import estimated
 from tests.unit.trainer.transformers_code import described, double_transformers
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, run_cases, run_ranks, small
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -141,6 +143,34 @@ def test_a_job_does_not_go_on_with_another_template(results):
     _, error = results["another template"]["errors"]
     assert error.startswith("CheckpointMismatch: ")
     assert "was written with another corpus than `training.data` names now" in error
+
+
+def test_the_log_says_how_many_conversations_there_are(folder, tmp_path):
+    model = {"name": "gpt", "config": {"layers": 1, "heads": 1, "width": 8, "vocabularySize": VOCABULARY}}
+    data = {"name": "chat", "config": data_of(folder) | {"sequenceLength": 40, "longConversations": "LeaveOut"}}
+    tiny = {"model": model, "data": data, "steps": 1, "globalBatchSize": 4}
+    first, second = run_ranks(tmp_path / "world", job(tiny), 2)
+    assert (first.code, second.code) == (0, 0), first.err
+    left_out = r"\d+ of 24 conversations have more than 40 tokens, the longest \d+: they are left out"
+    assert re.search(left_out, first.out), first.out
+    assert re.search(r"\d+ conversations are trained on, \d+ held out: \d+ tokens, of which \d+ count", first.out)
+    assert "conversations" not in second.out
+    # A table with too few rows would end a GPU's process without a word.
+    model["config"]["vocabularySize"] = 200
+    (rank,) = run_ranks(tmp_path / "small", job(tiny))
+    assert rank.report.error.reason == "InvalidConfiguration", rank.err
+    assert "its vocabulary of 200 must be greater than or equal to that of the corpus" in rank.report.error.message
+
+
+def test_memory_is_estimated_for_the_longest_conversation_that_may_be(folder):
+    model = {"name": "gpt", "config": {"layers": 1, "heads": 1, "width": 8, "vocabularySize": VOCABULARY}}
+    tiny = {"model": model, "steps": 1, "globalBatchSize": 4}
+    tokens = {"kind": "Tokens", "sequenceLength": 96, "vocabularySize": VOCABULARY}
+    found, expected = (
+        estimated(tiny | {"data": {"name": name, "config": config}}, 1, {})
+        for name, config in (("chat", data_of(folder)), ("synthetic", tokens))
+    )
+    assert found.activations == expected.activations > 0
 
 
 @pytest.fixture(scope="module")
