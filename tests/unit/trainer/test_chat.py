@@ -270,6 +270,14 @@ class TestFiles:
             loaded(tmp_path, path)
 
 
+def configured(folder: Path, **fields: object) -> None:
+    """A tokenizer's config with these fields in place of the template's file."""
+    if "chat_template" in fields:
+        (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 class TestTemplates:
     def test_one_that_is_not_exact_is_refused(self, tmp_path):
         # Of the only answer it is.
@@ -329,6 +337,12 @@ class TestTemplates:
             (lambda folder: (folder / "tokenizer.json").write_text("{"), "is no tokenizer's folder: "),
             (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
             (lambda folder: (folder / "chat_template.jinja").write_text("{% if"), "cannot be applied to "),
+            (lambda folder: configured(folder, chat_template={"default": 4}), "has no chat template"),
+            (lambda folder: configured(folder, chat_template=[3]), "is no tokenizer's folder: "),
+            (
+                lambda folder: configured(folder, model_max_length="x"),
+                "the tokenizer in .* cannot tokenise .*line 1 and those after it: TypeError",
+            ),
             (
                 lambda folder: (folder / "tokenizer_config.json").write_text(
                     json.dumps(

@@ -41,13 +41,7 @@ class ChatTokenizer:
         """arguments: variables of the template. Raises InvalidConfiguration or DataNotFound."""
         self._folder, self._arguments = folder, dict(arguments)
         self._tokenizer = _load(folder)
-        try:
-            self._template: str = self._tokenizer.get_chat_template()
-        except ValueError as error:
-            raise InvalidConfiguration(
-                f"{_FIELD}: {folder} has no chat template (chat_template.jinja, or `chat_template` in "
-                "tokenizer_config.json): take that of the model's chat version"
-            ) from error
+        self._template = _template_of(self._tokenizer, folder)
         self._marks = _MARKED.search(self._template) is not None
         special = sorted(token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
@@ -56,14 +50,20 @@ class ChatTokenizer:
     def encode(self, conversations: Sequence[Conversation]) -> Iterator[Tokens]:
         """Yield the tokens of each. Raises InvalidConfiguration or DataNotFound naming the conversation."""
         texts, spans = zip(*map(self._rendered, conversations), strict=True)
-        found = self._tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        try:
+            found = self._tokenizer(
+                list(texts),
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+        except Exception as error:
+            raise InvalidConfiguration(
+                f"{_FIELD}: the tokenizer in {self._folder} cannot tokenise {conversations[0].place} and those after "
+                f"it: {type(error).__name__}: {one_line(error):.300}"
+            ) from error
         for number, conversation in enumerate(conversations):
             offsets = np.array(found["offset_mapping"][number], np.int64).reshape(-1, 2)
             counted = _inside(offsets, spans[number])
@@ -179,6 +179,19 @@ def _load(folder: Path) -> PreTrainedTokenizerFast:
         found: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise DataNotFound(f"{_FIELD}: {folder} is no tokenizer's folder: {one_line(error):.300}") from error
+    return found
+
+
+def _template_of(tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
+    try:
+        found: object = tokenizer.get_chat_template()
+    except ValueError:
+        found = None
+    if not isinstance(found, str):
+        raise InvalidConfiguration(
+            f"{_FIELD}: {folder} has no chat template (chat_template.jinja, or `chat_template` in "
+            "tokenizer_config.json): take that of the model's chat version"
+        )
     return found
 
 
