@@ -16,9 +16,7 @@ _ALIGNMENT_BYTES = 16
 class FeedForwardExperts(nn.Module):
     """`count` feed-forward networks with GELU between two layers without bias. approximate: see torch.nn.GELU."""
 
-    def __init__(
-        self, count: int, width: int, hidden: int, deviation: float = 0.02, approximate: str = "tanh"
-    ) -> None:
+    def __init__(self, count: int, width: int, hidden: int, deviation: float = 0.02, approximate: str = "tanh") -> None:
         super().__init__()
         self.deviation, self.approximate = deviation, approximate
         self.expand = nn.Parameter(torch.empty(count, width, hidden))
