@@ -142,7 +142,7 @@ def test_a_resumed_job_trains_to_the_same_bits(results):
 def test_a_job_does_not_go_on_with_another_template(results):
     _, error = results["another template"]["errors"]
     assert error.startswith("CheckpointMismatch: ")
-    assert "was written with another corpus than `training.data` names now" in error
+    assert "was written with other data than `training.data` names now" in error
 
 
 def test_the_log_says_how_many_conversations_there_are(folder, tmp_path):

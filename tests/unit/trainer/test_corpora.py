@@ -178,7 +178,7 @@ def test_a_checkpoint_goes_on_with_its_own_corpus_alone(folder, tmp_path):
     assert [rank.code for rank in run_ranks(tmp_path / "first", job(training(folder, 2)), storage=storage)] == [0]
     (rank,) = run_ranks(tmp_path / "another", job(training(other, 4)), storage=storage, attempt=2)
     assert rank.report.error.reason == "CheckpointMismatch"
-    assert "was written with another corpus than `training.data` names now" in rank.report.error.message
+    assert "was written with other data than `training.data` names now" in rank.report.error.message
     (rank,) = run_ranks(tmp_path / "again", job(training(folder, 4)), storage=storage, attempt=3)
     assert (rank.code, rank.report.step) == (0, 4), rank.err
 

@@ -305,7 +305,7 @@ def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Pla
     corpus = state.data.fingerprint
     if corpus is not None and train.get("corpus", _number_of(corpus)) != _number_of(corpus):
         raise CheckpointMismatch(
-            f"{path} was written with another corpus than `training.data` names now; name that one, or begin anew with "
+            f"{path} was written with other data than `training.data` names now; name those, or begin anew with "
             "the checkpoint's weights: `training.checkpoint.initialFrom` and another `training.checkpoint.folder`"
         )
     try:

@@ -23,7 +23,7 @@ def agree_on_data(data: Datasets, world: World) -> Datasets:
     sizes = world.gather(own, tuple[int, int, str | None])
     for rank, size in enumerate(sizes):
         if size[:2] == sizes[0][:2] and size != sizes[0]:
-            raise DataUnlike(f"rank {rank} finds another corpus than rank 0: the data must be alike in every pod")
+            raise DataUnlike(f"rank {rank} finds other data than rank 0: they must be alike in every pod")
         if size != sizes[0]:
             raise DataUnlike(
                 f"rank {rank} finds {size[0]} training and {size[1]} held-out samples, rank 0 finds {sizes[0][0]} and "
