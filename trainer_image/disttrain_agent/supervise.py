@@ -132,6 +132,9 @@ class Supervisor:
         """Prepare another life of the ranks, which have all ended, where one is to follow; returns whether it may begin
         now. Raises OSError as `Reports.prepare`."""
         gang, failure = self._gang, self._life.pod_failure(self._reports.checkpoint)
+        if gang is not None and failure is None:
+            # The next ranks of the others would wait for those of this pod.
+            gang.leave("its ranks have succeeded")
         if gang is None or failure is None or self._stop_at is not None:
             return False
         self._leave_where_hopeless(gang, failure)

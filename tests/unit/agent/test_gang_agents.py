@@ -259,6 +259,16 @@ def test_once_worker_0s_pod_is_asked_to_stop_no_rank_starts_again(gangs: Gangs) 
     assert len(list(other.folder.glob("life-*"))) == 1
 
 
+def test_no_pod_waits_for_one_whose_ranks_have_succeeded(gangs: Gangs) -> None:
+    failed, done = pods = gangs(2)
+    start(pods, f"ready(), wait('go')\nif rank == 0:\n    sys.exit(7)\n{FINISH}")
+    (done.folder / "go").touch()
+    assert done.wait() == 0
+    (failed.folder / "go").touch()
+    assert failed.wait() == 7
+    assert "no restart in place: worker 1: its ranks have succeeded" in failed.log
+
+
 WAITS = "waiting for another one in its place"
 
 
