@@ -45,32 +45,32 @@ class ReportFiles:
         From then on the message takes the place of the log's end, which the kubelet keeps of a program that failed and
         has left no message.
         """
-        speaks = self._speaks()
-        if failure is None and not speaks:
+        message, speaks = self._place.termination_log, self._speaks()
+        if message is None or (failure is None and not speaks):
             return
-        former = self._left()
+        former = _left(message)
         progress = report if speaks or former is None or former.progress is None else former.progress
         kept = None if former is None else former.failure
         # A lost peer is a symptom, whatever the rank that has it was in time.
         if kept is None or (failure is not None and kept.exit_code == ExitCode.PEER_LOST):
             kept = failure
-        TerminationMessage(self._place.termination_log).write(progress, kept)
+        TerminationMessage(message).write(progress, kept)
 
     def add_line(self, values: dict[str, Any]) -> None:
         """Append to metrics.jsonl, on rank 0 alone, what plots are drawn from."""
         if self._place.metrics is None or self._place.rank != 0:
             return
-        append_line(self._place.metrics / METRICS_FILE, {"attempt": self._place.attempt, **values})
-
-    def _left(self) -> PodReport | None:
-        with suppress(OSError):
-            text = self._place.termination_log.read_bytes()[:MAX_TERMINATION_MESSAGE_BYTES].decode(errors="replace")
-            return decode_pod_report(text)
-        return None
+        append_line(self._place.metrics / METRICS_FILE, {**self._place.life, **values})
 
     def _speaks(self) -> bool:
         ranks = range(self._place.rank - self._place.local_rank, self._place.rank)
         return not any(report_path(self._place.reports, rank).exists() for rank in ranks)
+
+
+def _left(message: Path) -> PodReport | None:
+    with suppress(OSError):
+        return decode_pod_report(message.read_bytes()[:MAX_TERMINATION_MESSAGE_BYTES].decode(errors="replace"))
+    return None
 
 
 def append_line(file: Path, values: dict[str, Any]) -> None:

@@ -17,12 +17,19 @@ class Place:
     local_rank: int
     """Rank within the pod."""
     attempt: int
+    generation: int
+    """How often the ranks of the attempt have started before, in place."""
     reports: Path
     """Folder of the report files of this pod's ranks."""
-    termination_log: Path
-    """File of the pod's termination message."""
+    termination_log: Path | None
+    """File of the pod's termination message; None where an agent writes it, which starts the ranks again in place."""
     metrics: Path | None
     """Folder of metrics.jsonl; None where the pod has none."""
+
+    @property
+    def life(self) -> dict[str, int]:
+        """How lines of metrics.jsonl name the life of the ranks, as the trainer's do."""
+        return {"attempt": self.attempt} | ({"generation": self.generation} if self.generation else {})
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
@@ -41,8 +48,9 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
         rank=_number(environment, Env.RANK, first),
         local_rank=_number(environment, Env.LOCAL_RANK, 0),
         attempt=_number(environment, Env.ATTEMPT, 1),
+        generation=_number(environment, Env.GENERATION, 0),
         reports=report_dir(Path(scratch)),
-        termination_log=termination_log(environment),
+        termination_log=None if Env.GENERATION in environment else termination_log(environment),
         metrics=Path(metrics) if metrics else None,
     )
 

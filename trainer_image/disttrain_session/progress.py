@@ -57,8 +57,7 @@ class SessionProgress:
         if self._files is not None:
             self._files.add_line(line)
         if self._metrics is not None and self.report.rank == 0:
-            attempt = 1 if self._place is None else self._place.attempt
-            append_line(self._metrics, {"attempt": attempt, **line})
+            append_line(self._metrics, {**({"attempt": 1} if self._place is None else self._place.life), **line})
 
     def saved(self, latest: CheckpointReport | None) -> None:
         """Note a checkpoint where the operator finds it also if the pod is killed: in the termination message."""

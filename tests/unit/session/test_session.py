@@ -1,6 +1,10 @@
 """`disttrain.session` as processes: killed, stopped and resumed, a run ends as if nothing had happened."""
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import torch
 from disttrain_api.names import ExitCode
 from disttrain_api.report import PodReport, decode_pod_report
 from tests.unit.trainer.worlds import Ended, run_ranks
+from tests.waiting import GENEROUS, until
 
 from .looping import STEPS
 
@@ -131,3 +136,60 @@ def test_a_layout_that_a_session_cannot_have_is_refused_by_its_name(tmp_path: Pa
     ended = job.attempt(1)
     assert codes(ended) == [ExitCode.INVALID_CONFIGURATION], stderr_of(ended)
     assert "`parallelism.dataParallel.mode` is of the trainer's own loop" in ended[0].err
+
+
+HELD = """
+import pathlib, sys, time
+import torch
+import disttrain
+
+with disttrain.session(steps=8, checkpoint_interval=3) as session:
+    model, optimizer = session.prepare(model := torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=0.1))
+    session.restore(model=model, optimizer=optimizer)
+    while not session.finished:
+        session.step(loss=0.0)
+        if session.completed == 4 and len(sys.argv) > 1:
+            pathlib.Path("held").touch()
+            while not pathlib.Path(sys.argv[1]).exists():
+                time.sleep(0.01)
+"""
+
+
+def test_a_former_generation_of_the_same_attempt_writes_no_checkpoint_once_the_next_one_has_begun(
+    tmp_path: Path,
+) -> None:
+    """As where a pod is cut off with its node, and another one has taken its place in the attempt."""
+    given = {
+        "DISTTRAIN_JOB_UID": "3f9a1c02-0000",
+        "DISTTRAIN_JOB_NAME": "loop",
+        "DISTTRAIN_SCRATCH": str(tmp_path),
+        "DISTTRAIN_TERMINATION_LOG": str(tmp_path / "termination-log"),
+        "DISTTRAIN_STORAGE": str(tmp_path / "storage"),
+        "DISTTRAIN_ATTEMPT": "1",
+    }
+
+    def start(generation: int, *words: str) -> "subprocess.Popen[str]":
+        environment = os.environ | given | {"DISTTRAIN_GENERATION": str(generation)}
+        command = [sys.executable, "-c", HELD, *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def checkpoints() -> set[str]:
+        return {path.name for path in (tmp_path / "storage" / "loop-3f9a1").glob("step-?")}
+
+    former = start(0, "go")
+    try:
+        until((tmp_path / "held").exists, "the former generation is between two checkpoints")
+        with start(1) as current:
+            assert current.wait(GENEROUS) == 0
+        kept = checkpoints()
+        (tmp_path / "go").touch()
+        _, said = former.communicate(timeout=GENEROUS)
+    finally:
+        former.kill()
+        former.communicate()
+    assert former.returncode == ExitCode.FENCED, said
+    assert "belongs to another process of attempt 1, which has begun later" in said
+    assert checkpoints() == kept
+    assert not (tmp_path / "termination-log").exists(), "the agent writes the message of the pod"
+    lines = map(json.loads, (tmp_path / "storage" / "loop-3f9a1" / "metrics.jsonl").read_text().splitlines())
+    assert (1, 1) in [(line["attempt"], line.get("generation")) for line in lines if line["step"] == STEPS]
