@@ -86,6 +86,7 @@ IN_GATE = {
         r"/test_training\.py::test_ranks_are_processes_of_their_own",
         r"/test_training\.py::test_a_killed_rank_restarts_the_gang",
         r"/test_restarts_in_place\.py::test_a_killed_rank_starts_again_in_its_pod",
+        r"/test_own_restarts_in_place\.py::test_used_up_restarts_in_place_recreate_the_pods",
         r"/test_training\.py::test_ctrl_c_suspends_after_a_checkpoint",
         r"/test_own_commands\.py::test_an_unmodified_torchrun_script_runs_without_arguments\[1\]",
         r"/test_own_commands\.py::test_a_(failing_program_fails|program_that_does_not|second_ctrl_c)",

@@ -35,6 +35,8 @@ HOST_PORTS = range(20_000, 29_000)
 """Ports of pods on the network of their node, below those of Services (30000 and up) and of outgoing connections."""
 HOST_AGENT_PORTS = range(15_500, 20_000)
 """Ports of the agents of such pods; as many as HOST_PORTS has pairs."""
+RESTARTED_MASTER_PORTS = range(11_000, 15_500)
+"""Where the ranks of a command of the user's own meet after a restart in place: on one that worker 0 has free."""
 TOKEN_HEADER = "X-Disttrain-Token"
 """Header with the token of the job's agents. Not Authorization, which the API server's proxy keeps for itself."""
 CHECKPOINT_PATH = "/v1/checkpoint"
@@ -127,6 +129,7 @@ class Env:
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     RESTARTS_IN_PLACE = "DISTTRAIN_RESTARTS_IN_PLACE"  # P; most without a new checkpoint; with restartStrategy InPlace
     RESTART_BACKOFF_SECONDS = "DISTTRAIN_RESTART_BACKOFF_SECONDS"  # P; with RESTARTS_IN_PLACE
+    TOKEN = "DISTTRAIN_TOKEN"  # P; path of the job's token; with RESTARTS_IN_PLACE and a command of its own
     GANG_PORT = "DISTTRAIN_GANG_PORT"  # P; of worker 0's agent, for the others; with RESTARTS_IN_PLACE and several pods
     REPLACEMENT = "DISTTRAIN_REPLACEMENT"  # P; of one in place of a lost pod: restarts of the job before; as above
     GENERATION = "DISTTRAIN_GENERATION"  # R; how often the ranks of the attempt have started before; as above

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import ONE_THREAD, example, job, long_job
+from tests.e2e.manifests import ONE_THREAD, STORAGE, example, job, long_job
 from tests.e2e.observe import checkpoint, end_soon, first_step, train_until_a_checkpoint
 
 TORCHRUN = """
@@ -161,6 +161,63 @@ def test_a_killed_rank_restarts_those_of_all_pods_and_a_lost_pod_is_recreated_al
     kubectl.wait("Running", "together")
     assert first_step(kubectl, "together", attempt=2) >= kept + 160
     end_soon(kubectl, "together")
+
+
+OWN_LOOP = """
+import time
+import torch
+import disttrain
+
+with disttrain.session(steps=1_000_000, checkpoint_interval=20) as session:
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    session.restore(model=model, optimizer=optimizer)
+    while not session.finished:
+        time.sleep(0.05)
+        loss = model(torch.ones(1, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.step(loss=loss)
+"""
+# The ranks are the children of torchrun, which is the agent's only child.
+KILL_A_RANK_OF_TORCHRUN = """
+import os, signal
+children = lambda pid: open(f"/proc/{pid}/task/{pid}/children").read().split()
+is_rank = lambda pid: b"/loop/loop.py" in open(f"/proc/{pid}/cmdline", "rb").read()
+os.kill(int(next(filter(is_rank, children(children(1)[0])))), signal.SIGKILL)
+"""
+
+
+def test_a_killed_rank_of_torchrun_restarts_those_of_all_pods_in_place_from_the_sessions_checkpoint(
+    kubectl: Kubectl,
+) -> None:
+    kubectl("create", "configmap", "loop", f"--from-literal=loop.py={OWN_LOOP}")
+    container = {"name": "trainer", "env": ONE_THREAD["spec"]["containers"][0]["env"]}
+    container["volumeMounts"] = [{"name": "loop", "mountPath": "/loop"}]
+    template = {"spec": {"containers": [container], "volumes": [{"name": "loop", "configMap": {"name": "loop"}}]}}
+    workers = {"replicas": 2, "processesPerPod": 2, "image": TRAINER_IMAGE, "template": template}
+    workers["command"] = ["torchrun", "/loop/loop.py"]
+    kubectl.apply(
+        job("torchrun", {"workers": workers, "storage": STORAGE, "runPolicy": {"restartStrategy": "InPlace"}})
+    )
+    kept = train_until_a_checkpoint(kubectl, "torchrun", at_least=40)
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("torchrun")}
+    first, victim = sorted(before)
+    kubectl("exec", victim, "-c", "trainer", "--", "python3", "-c", KILL_A_RANK_OF_TORCHRUN)
+    kubectl.wait_for("{.status.attempts[0].restartsInPlace}=1", "torchrun")
+    # Further than it has come until it was killed.
+    checkpoint(kubectl, "torchrun", at_least=kept + 80)
+    status = kubectl.status("torchrun")
+    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.story("torchrun")
+    assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("torchrun")} == before
+    why = status["attempts"][0]["lastRestartInPlace"]
+    assert f"(pod {victim} " in why, why
+    assert "was killed by signal 9" in why
+    resumed = re.search(r"resuming after step (\d+) ", kubectl("logs", first, "-c", "trainer"))
+    assert resumed is not None
+    assert int(resumed[1]) >= kept
+    end_soon(kubectl, "torchrun")
 
 
 def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:

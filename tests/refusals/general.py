@@ -201,10 +201,10 @@ GENERAL_REFUSALS = (
     ),
     *(
         Refusal(
-            "InPlaceNeedsTraining",
+            "InPlaceNeedsAgents",
             "spec.runPolicy.restartStrategy",
-            "`restartStrategy` InPlace needs `training`, restartPolicy Gang and no `parameterServers`: use"
-            " Recreate, or change these",
+            "`restartStrategy` InPlace needs `training` or `workers.command`, restartPolicy Gang and no"
+            " `parameterServers`: use Recreate, or change these",
             spec,
         )
         for spec in (
@@ -233,12 +233,21 @@ GENERAL_REFUSALS = (
             DRAINED | {"onExitCodes": {"operator": "In", "values": [42]}},
         )
     ),
-    Refusal(
-        "WorkersFailTogether",
-        "spec.runPolicy.failurePolicy",
-        "the ranks of `training` train in step and cannot continue without one of them: set `roles: [ps]` in rules"
-        " with RestartPod or Ignore, or use RestartGang",
-        {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}, {"action": "RestartPod"}]}}},
+    *(
+        Refusal(
+            "WorkersFailTogether",
+            "spec.runPolicy.failurePolicy",
+            "ranks of `training` or InPlace train in step and cannot continue without one of them: set `roles: [ps]` in"
+            " rules with RestartPod or Ignore, or use RestartGang",
+            spec,
+        )
+        for spec in (
+            {"runPolicy": {"failurePolicy": {"rules": [{"action": "FailJob"}, {"action": "RestartPod"}]}}},
+            untrained(
+                own_program() | {"command": ["train"]},
+                runPolicy=IN_PLACE | {"failurePolicy": {"rules": [DRAINED | {"action": "Ignore"}]}},
+            ),
+        )
     ),
     Refusal(
         "DeadlineNeedsProgress",

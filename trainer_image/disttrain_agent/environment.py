@@ -26,7 +26,8 @@ class PodEnvironment:
     node_rank: int
     ranks_here: int
     master_address: str
-    config: Path
+    config: Path | None
+    """Of the ranks of the trainer; None: a command of the user's own, of which one process has all ranks of the pod."""
     scratch: Path
     grace_seconds: float
     variables: Mapping[str, str]
@@ -42,6 +43,8 @@ class PodEnvironment:
     """Where worker 0's agent takes the connections of the others; None: nowhere."""
     replacement: int = 0
     """Which replacement of a lost pod this one is, by a number that grows; 0: none."""
+    token_file: Path | None = None
+    """Of the job's token; None: it is beside the configuration."""
 
     @property
     def agent_token(self) -> str | None:
@@ -55,8 +58,9 @@ class PodEnvironment:
 
     @property
     def _job_token(self) -> str:
+        file = self.token_file or (self.config.with_name(TOKEN_FILE) if self.config is not None else None)
         try:
-            return self.config.with_name(TOKEN_FILE).read_text().strip()
+            return file.read_text().strip() if file is not None else ""
         except (OSError, ValueError):
             return ""
 
@@ -81,8 +85,19 @@ class PodEnvironment:
         first = self.node_rank * self.ranks_here
         return range(first, first + self.ranks_here)
 
-    def of_rank(self, rank: int, generation: int = 0) -> dict[str, str]:
-        """The whole environment of one rank. generation: how often the ranks of this attempt have started before."""
+    @property
+    def started(self) -> range:
+        """Ranks of this pod for which a process is started: the first alone where it has all of them."""
+        return self.ranks if self.config is not None else self.ranks[:1]
+
+    def of_rank(self, rank: int, generation: int = 0, master_port: int | None = None) -> dict[str, str]:
+        """The whole environment of the process of a rank.
+
+        generation: how often the ranks of this attempt have started before. master_port: of this generation; None: that
+        of the pod.
+        """
+        if self.config is None:
+            return self._of_own_program(generation, master_port)
         local = {
             Env.RANK: str(rank),
             Env.LOCAL_RANK: str(rank - self.ranks.start),
@@ -97,6 +112,16 @@ class PodEnvironment:
             # As torchrun does: every rank would otherwise start a thread per core of the node.
             defaults["OMP_NUM_THREADS"] = "1"
         return {**defaults, **self.variables, **local}
+
+    def _of_own_program(self, generation: int, master_port: int | None) -> dict[str, str]:
+        # The port of the agent's API is this process's.
+        own = {name: value for name, value in self.variables.items() if name != Env.AGENT_PORT}
+        own[Env.GENERATION] = str(generation)
+        if master_port is not None:
+            own |= {Env.MASTER_PORT: str(master_port), Env.PET_MASTER_PORT: str(master_port)}
+        if generation:
+            own[Env.PET_RDZV_ID] = f"{self.variables.get(Env.PET_RDZV_ID, '')}-{generation}"
+        return own
 
 
 def report_dir(scratch: Path) -> Path:
@@ -119,7 +144,7 @@ def termination_log(variables: Mapping[str, str]) -> Path:
     return Path(variables.get(Env.TERMINATION_LOG, TERMINATION_LOG))
 
 
-def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironment:
+def read_environment(variables: Mapping[str, str] = os.environ, *, own_program: bool = False) -> PodEnvironment:
     """The pod's environment. Raises PodError, which names the variable, where it is not the operator's."""
     ranks_here = _integer(variables, Env.LOCAL_WORLD_SIZE, minimum=1)
     node_rank = _integer(variables, Env.NODE_RANK, minimum=0)
@@ -133,7 +158,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironmen
         node_rank=node_rank,
         ranks_here=ranks_here,
         master_address=_text(variables, Env.MASTER_ADDR),
-        config=Path(_text(variables, Env.CONFIG)),
+        config=None if own_program else Path(_text(variables, Env.CONFIG)),
         scratch=Path(variables.get(Env.SCRATCH, SCRATCH_DIR)),
         grace_seconds=_integer(variables, Env.GRACE_SECONDS, minimum=0, default=DEFAULT_GRACE_SECONDS),
         variables=dict(variables),
@@ -144,6 +169,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> PodEnvironmen
         workers=world_size // ranks_here,
         gang_port=_integer(variables, Env.GANG_PORT, minimum=1, default=0) or None,
         replacement=_integer(variables, Env.REPLACEMENT, minimum=1, default=0),
+        token_file=Path(variables[Env.TOKEN]) if Env.TOKEN in variables else None,
     )
 
 

@@ -19,10 +19,20 @@ TRAINER = (sys.executable, "-P", "-m", "disttrain_trainer")
 
 def main(command: Sequence[str] = (), start: Start = execute) -> int:
     """Run `command` (default: the trainer) once per rank of this pod; returns the pod's exit code."""
+    return _main(command, start, own_program=False)
+
+
+def run_own_program(command: Sequence[str]) -> int:
+    """Run a command of the user's own, whose process has all ranks of this pod; returns the pod's exit code."""
+    return _main(command, execute, own_program=True)
+
+
+def _main(command: Sequence[str], start: Start, *, own_program: bool) -> int:
     message = TerminationMessage(termination_log(os.environ))
     try:
-        pod = read_environment()
-        check_config(pod.config)
+        pod = read_environment(own_program=own_program)
+        if pod.config is not None:
+            check_config(pod.config)
     except PodError as problem:
         code = ExitCode.INVALID_CONFIGURATION
         log(str(problem))

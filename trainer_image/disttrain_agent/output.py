@@ -7,7 +7,7 @@ from collections import deque
 
 # A line without an end (a progress bar, binary output) is cut here.
 _MAX_LINE_BYTES = 16 * 1024
-_TAIL_LINES = 40
+TAIL_LINES = 40
 """Lines of a rank that are part of its failure."""
 KEPT_LINES = 400
 """Lines of a rank that can be asked for."""
@@ -33,15 +33,17 @@ def log(text: str) -> None:
 
 
 class RankOutput:
-    """Cuts what a rank prints into lines."""
+    """Cuts what a rank prints into lines. rank: None for a program with several, whose output is passed on as it is."""
 
-    def __init__(self, rank: int) -> None:
-        self._prefix = f"[rank {rank}] ".encode()
+    def __init__(self, rank: int | None) -> None:
+        self._prefix = b"" if rank is None else f"[rank {rank}] ".encode()
         self._rest = b""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def feed(self, data: bytes) -> None:
         """Pass on the complete lines of `data`."""
+        if not self._prefix:
+            write_all(data)
         *lines, rest = (self._rest + data).split(b"\n")
         if len(rest) >= _MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
@@ -57,7 +59,7 @@ class RankOutput:
     @property
     def tail(self) -> list[str]:
         """The last lines, without control codes; of a line that was overwritten with \\r, what was seen last."""
-        return self.last(_TAIL_LINES)
+        return self.last(TAIL_LINES)
 
     def last(self, count: int) -> list[str]:
         """The last `count` lines, KEPT_LINES at most, as in `tail`."""
@@ -66,7 +68,8 @@ class RankOutput:
     def _pass_on(self, lines: list[bytes]) -> None:
         if not lines:
             return
-        write_all(b"".join(self._prefix + line + b"\n" for line in lines))
+        if self._prefix:
+            write_all(b"".join(self._prefix + line + b"\n" for line in lines))
         for line in lines[-KEPT_LINES:]:
             text = _CONTROL.sub("", line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]).rstrip()
             if text:

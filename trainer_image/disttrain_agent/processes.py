@@ -52,9 +52,12 @@ def execute(command: Sequence[str], environment: dict[str, str]) -> Child:
 class RankProcess:
     """One rank. `returncode` is None while it runs, negative where a signal ended it, as in `subprocess`."""
 
-    def __init__(self, rank: int, command: Sequence[str], environment: dict[str, str], start: Start) -> None:
+    def __init__(
+        self, rank: int, command: Sequence[str], environment: dict[str, str], start: Start, *, alone: bool = True
+    ) -> None:
+        """alone: whether it is a rank and not a program that has several."""
         self.rank = rank
-        self.output = RankOutput(rank)
+        self.output = RankOutput(rank if alone else None)
         self.signaled = False
         """Whether it was sent a signal before it ended."""
         self._child = start(command, environment)
@@ -123,11 +126,15 @@ class Processes:
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
-    def start(self, pod: PodEnvironment, command: Sequence[str], start: Start, generation: int = 0) -> None:
+    def start(
+        self, pod: PodEnvironment, command: Sequence[str], start: Start, generation: int = 0,
+        master_port: int | None = None,
+    ) -> None:  # fmt: skip
         """Start every rank of the pod. Those of a former life have ended."""
         self.ranks = []
-        for rank in pod.ranks:
-            process = RankProcess(rank, command, pod.of_rank(rank, generation), start)
+        for rank in pod.started:
+            environment = pod.of_rank(rank, generation, master_port)
+            process = RankProcess(rank, command, environment, start, alone=pod.config is not None)
             self.ranks.append(process)
             self._loop.add_reader(process._pipe, self._read, process)
 

@@ -19,7 +19,8 @@ from disttrain_agent.life import Life, Timing
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.memory_kills import memory_kills
-from disttrain_agent.output import log
+from disttrain_agent.output import KEPT_LINES, log
+from disttrain_agent.own_program import end_of_program
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
@@ -28,6 +29,9 @@ from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
 from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+"""Exit codes of a pod whose command cannot be started, as a shell's."""
 
 
 class Supervisor:
@@ -61,7 +65,8 @@ class Supervisor:
         if self._pod.restarts_in_place is not None:
             self._processes.adopt_orphans()
         self._reports.forget()
-        if not await self._address_known():
+        # A program of the user's own looks for its peers itself.
+        if self._pod.config is not None and not await self._address_known():
             return self._not_started()
         listener = None
         try:
@@ -112,7 +117,8 @@ class Supervisor:
         """Raises OSError where they cannot be started."""
         self._life = Life(memory_kills())
         generation = self._gang.generation if self._gang is not None else 0
-        self._processes.start(self._pod, self._command, start, generation)
+        port = self._gang.master_port if self._gang is not None else None
+        self._processes.start(self._pod, self._command, start, generation, port)
         ranks = self._pod.ranks
         log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -211,7 +217,7 @@ class Supervisor:
         self._message.write(self._reports.progress(), self._failure(), self._restarts)
         if self._zygote is not None and all(self._trains(rank) for rank in self._pod.ranks):
             self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
-        if all(self._is_done(process.rank) for process in self._processes.alive):
+        if self._pod.config is not None and all(self._is_done(process.rank) for process in self._processes.alive):
             life.done_since = life.done_since or now
             if life.kill_at is None and now >= life.done_since + timing.tear_down:
                 life.kill_at = now
@@ -246,8 +252,23 @@ class Supervisor:
         return None if life.stopping or life.failed_at is None else life.failed_at + self._timing.collect
 
     def _rank_ended(self, process: RankProcess) -> None:
+        end, life = self._end_of(process), self._life
+        life.ends.append(end)
+        if not end.succeeded:
+            code = process.returncode or 0
+            who = f"rank {end.rank}" if self._pod.config is not None else "the command"
+            log(f"{who} " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"))
+            if life.failed_at is None:
+                life.failed_at = self._loop.time()
+        self._changed.set()
+
+    def _end_of(self, process: RankProcess) -> RankEnd:
         assert process.returncode is not None
-        end = RankEnd(
+        if self._pod.config is None:
+            reports = [report for rank in self._pod.ranks if (report := self._reports.of(rank)) is not None]
+            lines = process.output.last(KEPT_LINES)
+            return end_of_program(process.rank, process.returncode, reports, lines, signaled=process.signaled)
+        return RankEnd(
             rank=process.rank,
             returncode=process.returncode,
             signaled=process.signaled,
@@ -255,14 +276,6 @@ class Supervisor:
             tail=tuple(process.output.tail),
             must_report=self._must_report,
         )
-        life = self._life
-        life.ends.append(end)
-        if not end.succeeded:
-            code = end.returncode
-            log(f"rank {end.rank} " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"))
-            if life.failed_at is None:
-                life.failed_at = self._loop.time()
-        self._changed.set()
 
     def _stop(self, number: signal.Signals) -> None:
         if self._stop_at is not None:
@@ -343,8 +356,11 @@ class Supervisor:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._report_failure(_own_failure(self._pod.ranks.start, ExitCode.DISK_FULL, message))
             return ExitCode.DISK_FULL
-        self._report_failure(RankFailure(rank=self._pod.ranks.start, exit_code=1, message=message))
-        return 1
+        code = 1
+        if self._pod.config is None:
+            code = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE
+        self._report_failure(RankFailure(rank=self._pod.ranks.start, exit_code=code, message=message))
+        return code
 
 
 def _own_failure(rank: int, code: ExitCode, message: str) -> RankFailure:

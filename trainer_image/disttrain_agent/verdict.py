@@ -22,6 +22,8 @@ class RankEnd:
     tail: tuple[str, ...] = ()
     must_report: bool = False
     """Whether exit code 0 alone is no success: a rank of the trainer also reports that its work is done."""
+    exception: str | None = None
+    """`Type: message`, where torchrun has named it."""
 
     @property
     def succeeded(self) -> bool:
@@ -68,6 +70,8 @@ class RankEnd:
         if self.code == ExitCode.LEFT_EARLY:
             step, steps = (self.report.step, self.report.total_steps) if self.report is not None else (None, 0)
             return left(step, steps, 0, "code that it ran ended the process, for example by os._exit")
+        if self.exception is not None:
+            return self.exception
         # A program without a report names its error in its exception or last line; one that was killed does not.
         return last_exception("\n".join(self.tail)) or self.tail[-1] if self.tail and self.signal is None else None
 

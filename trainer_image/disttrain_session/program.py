@@ -25,7 +25,7 @@ from disttrain_agent.output import KEPT_LINES, log, write_all
 from disttrain_agent.processes import die_with
 from disttrain_agent.reports import LOOK_SECONDS, Reports
 from disttrain_api.log_rules import LoggedProgress, compiled
-from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env
+from disttrain_api.names import CONFIG_DIR, TOKEN_FILE, Env
 from disttrain_session.log_progress import Lines, LogProgress
 from disttrain_session.place import Place, place_of
 from disttrain_session.reporting import INTERVAL_SECONDS, Reporter
@@ -92,8 +92,9 @@ class _Program:
         self._flush: asyncio.TimerHandle | None = None
         self._pod = PodEnvironment(
             node_rank=0, ranks_here=1, master_address=variables.get(Env.MASTER_ADDR, ""),
-            config=Path(CONFIG_DIR) / CONFIG_FILE, scratch=place.reports.parent, grace_seconds=0, variables=variables,
+            config=None, scratch=place.reports.parent, grace_seconds=0, variables=variables,
             job_uid=variables.get(Env.JOB_UID, ""), attempt=place.attempt, agent_port=_port(variables),
+            token_file=Path(CONFIG_DIR) / TOKEN_FILE,
         )  # fmt: skip
 
     @property

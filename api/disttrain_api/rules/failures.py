@@ -27,9 +27,14 @@ def _in_place(spec: JobSpec) -> bool:
     return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE
 
 
+def _in_step(spec: JobSpec) -> bool:
+    """Whether no worker can do without the others, as far as the job says."""
+    return _in_place(spec) if spec.training is None else not _on_servers(spec)
+
+
 def _may_restart_in_place(spec: JobSpec) -> bool:
-    trained = spec.training is not None and spec.parameter_servers is None
-    return trained and spec.run_policy.restart_policy is RestartPolicy.GANG
+    started = (spec.training is not None or spec.workers.command is not None) and spec.parameter_servers is None
+    return started and spec.run_policy.restart_policy is RestartPolicy.GANG
 
 
 def _judges_ranks(spec: JobSpec) -> bool:
@@ -86,17 +91,18 @@ FAILURE_RULES = (
         reads=("spec.runPolicy.failurePolicy", "spec.runPolicy.restartPolicy"),
     ),
     Rule(
-        id="InPlaceNeedsTraining",
+        id="InPlaceNeedsAgents",
         path="spec.runPolicy.restartStrategy",
-        sentence="`restartStrategy` InPlace needs `training`, restartPolicy Gang and no `parameterServers`: use"
-        " Recreate, or change these",
+        sentence="`restartStrategy` InPlace needs `training` or `workers.command`, restartPolicy Gang and no"
+        " `parameterServers`: use Recreate, or change these",
         check=lambda spec: when(_in_place(spec) and not _may_restart_in_place(spec)),
-        cel="self.runPolicy.restartStrategy != 'InPlace' || (has(self.training)"
+        cel="self.runPolicy.restartStrategy != 'InPlace' || ((has(self.training) || has(self.workers.command))"
         " && !has(self.parameterServers) && self.runPolicy.restartPolicy == 'Gang')",
         reads=(
             "spec.runPolicy.restartStrategy",
             "spec.runPolicy.restartPolicy",
             "spec.training",
+            "spec.workers.command",
             "spec.parameterServers",
         ),
     ),
@@ -114,15 +120,18 @@ FAILURE_RULES = (
     Rule(
         id="WorkersFailTogether",
         path="spec.runPolicy.failurePolicy",
-        sentence="the ranks of `training` train in step and cannot continue without one of them: set `roles: [ps]` in"
-        " rules with RestartPod or Ignore, or use RestartGang",
-        check=lambda spec: when(
-            spec.training is not None and not _on_servers(spec) and _of_a_worker(spec, _OF_ONE_POD)
-        ),
-        cel=f"!has(self.training) || !has(self.runPolicy.failurePolicy) || {_ON_SERVERS}"
-        " || !self.runPolicy.failurePolicy.rules.exists(r,"
+        sentence="ranks of `training` or InPlace train in step and cannot continue without one of them: set"
+        " `roles: [ps]` in rules with RestartPod or Ignore, or use RestartGang",
+        check=lambda spec: when(_in_step(spec) and _of_a_worker(spec, _OF_ONE_POD)),
+        cel=f"!(has(self.training) ? !({_ON_SERVERS}) : self.runPolicy.restartStrategy == 'InPlace')"
+        " || !has(self.runPolicy.failurePolicy) || !self.runPolicy.failurePolicy.rules.exists(r,"
         " r.action in ['RestartPod', 'Ignore'] && (!has(r.roles) || 'worker' in r.roles))",
-        reads=("spec.runPolicy.failurePolicy", "spec.parallelism.dataParallel.mode"),
+        reads=(
+            "spec.runPolicy.failurePolicy",
+            "spec.runPolicy.restartStrategy",
+            "spec.training",
+            "spec.parallelism.dataParallel.mode",
+        ),
     ),
     Rule(
         id="WorkersOfServersComeBack",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from disttrain_api.mesh import Mesh
-from disttrain_api.names import CONFIG_FILE, Env, Role
+from disttrain_api.names import CONFIG_FILE, TOKEN_FILE, Env, Role
 from disttrain_api.run_policy import RestartStrategy
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.identity import agent_port, child_name, gang_port, pod_name, port
@@ -47,6 +47,8 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     if spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE:
         environment[Env.RESTARTS_IN_PLACE] = str(spec.run_policy.max_restarts)
         environment[Env.RESTART_BACKOFF_SECONDS] = str(spec.run_policy.restart_backoff_seconds)
+        if spec.training is None:
+            environment[Env.TOKEN] = f"{site.config_dir}/{TOKEN_FILE}"
     if (answers_at := gang_port_of(job, spec, site)) is not None:
         environment[Env.GANG_PORT] = str(answers_at)
     if spec.storage is not None:
@@ -77,9 +79,14 @@ def reads_progress(spec: JobSpec, role: Role, index: int) -> bool:
     return spec.progress is not None and (role, index) == (Role.WORKER, 0)
 
 
+def has_agents(spec: JobSpec) -> bool:
+    """Return whether an agent starts the ranks of each worker."""
+    return spec.training is not None or spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE
+
+
 def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> int | None:
     """Return the port of a pod's agent; None if it has no agent, or one that cannot be asked."""
-    if role is not Role.WORKER or (spec.training is None and not reads_progress(spec, role, index)):
+    if role is not Role.WORKER or not (has_agents(spec) or reads_progress(spec, role, index)):
         return None
     if site.loopback is None:
         return agent_port(job.uid, spec.workers.template)

@@ -7,11 +7,13 @@ from disttrain_api.ownership import owner_reference
 from disttrain_api.role import PodTemplate
 from disttrain_api.run_policy import PodSecurity
 from disttrain_api.spec import JobSpec
+from disttrain_operator.plan.agent_around import AGENT_AROUND
 from disttrain_operator.plan.environment import (
     agent_port_of,
     common_environment,
     default_variables,
     gang_port_of,
+    has_agents,
     pod_environment,
     reads_progress,
     takes_variables,
@@ -100,6 +102,8 @@ class RolePlan:
         trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
         if reads_progress(self._spec, self._role, index):
             trainer["command"] = [*_PROGRESS_READER, *trainer["command"]]
+        if self._role is Role.WORKER and self._spec.training is None and has_agents(self._spec):
+            trainer["command"] = [*AGENT_AROUND, *trainer["command"]]
         labels = (self._metadata.get("labels") or {}) | pod_labels(job.name, job.uid, self._role, index, self._attempt)
         labels |= self._topology.label(index)
         metadata = {

@@ -82,6 +82,7 @@ def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     layout = {"parallelism": {"dataParallelShardDegree": 2}}
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
     found |= environment(**LOGGED).keys() | environment(**asked, replacement=3).keys()
+    found |= environment(**merged(LOGGED, {"runPolicy": IN_PLACE})).keys()
     always = environment(**OWN).keys()
     assert found - always == set(page("Where the job asks for it"))
 

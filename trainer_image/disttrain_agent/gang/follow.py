@@ -39,6 +39,10 @@ class FollowingAgent:
         return self._member.generation
 
     @property
+    def master_port(self) -> int | None:
+        return self._member.master_port or None
+
+    @property
     def must_stop(self) -> bool:
         return self._member.must_stop
 

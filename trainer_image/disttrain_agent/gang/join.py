@@ -7,6 +7,7 @@ from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.gang.follow import FollowingAgent
 from disttrain_agent.gang.lead import LeadingAgent
 from disttrain_agent.gang.leader import Leader, Left
+from disttrain_agent.gang.master_ports import free_ports
 from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.life import Timing
 from disttrain_agent.listen import open_port
@@ -19,6 +20,10 @@ class Gang(Protocol):
     @property
     def generation(self) -> int:
         """How often the ranks have started before. It grows when they are to start again."""
+
+    @property
+    def master_port(self) -> int | None:
+        """The port on which the ranks of this generation meet; None: that of their pods."""
 
     @property
     def must_stop(self) -> bool:
@@ -55,8 +60,10 @@ def join_gang(
     if pod.restarts_in_place is None:
         return None
     leader = Leader(pod.workers, pod.restarts_in_place, timing.collect, timing.gang, timing.replacement, pod.ranks_here)
+    # Ranks of the trainer prove each other their generation; others know each other by their port alone.
+    ports = free_ports() if pod.config is None else None
     if pod.workers == 1:
-        return LeadingAgent(leader, changed, log)
+        return LeadingAgent(leader, changed, log, master_ports=ports)
     key, port = pod.gang_key, pod.gang_port
     if key is None or port is None:
         log("no restart in place: the pod has no token of its job, or no port for its gang")
@@ -69,4 +76,4 @@ def join_gang(
     except (OSError, OverflowError) as error:
         log(f"no restart in place: cannot listen on port {port}: {error}")
         return None
-    return LeadingAgent(leader, changed, log, key, pod.workers, listener)
+    return LeadingAgent(leader, changed, log, key, pod.workers, listener, master_ports=ports)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, lead
@@ -19,7 +19,8 @@ _BACKLOG = 256
 class LeadingAgent:
     """The gang for the supervisor of worker 0's ranks.
 
-    changed: called when something has come in. listener: None where there are no other pods.
+    changed: called when something has come in. listener: None where there are no other pods. master_ports: one for each
+    generation but the first; None: all meet on the port of their pods.
     """
 
     def __init__(
@@ -31,9 +32,11 @@ class LeadingAgent:
         workers: int = 1,
         listener: socket.socket | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        master_ports: Iterator[int] | None = None,
     ) -> None:
         self._leader, self._changed, self._log = leader, changed, log
-        self._key, self._workers, self._clock = key, workers, clock
+        self._key, self._workers, self._clock, self._master_ports = key, workers, clock, master_ports
+        self.master_port: int | None = None
         self._loop = asyncio.get_running_loop()
         self._channels: dict[int, Channel] = {}
         self._unproven: Waiting[asyncio.WriteTransport] = Waiting()
@@ -106,6 +109,9 @@ class LeadingAgent:
         """Send the leader's orders to all pods, and note what has come of them. ago: seconds since a rank failed."""
         orders, self._leader.orders = self._leader.orders, []
         for order in orders:
+            if order.kind is Kind.START and self._master_ports is not None:
+                self.master_port = next(self._master_ports) or None
+                order = order.model_copy(update={"master_port": self.master_port or 0})
             for channel in list(self._channels.values()):
                 channel.send(order)
         if self._leader.due is not None and self._failed[0] != self.generation:

@@ -14,6 +14,7 @@ class Member:
     def __init__(self, replacement: int = 0) -> None:
         self._replacement, self._waits = replacement, replacement > 0
         self.generation = 0
+        self.master_port = 0
         self.left: Left | None = None
         self.orders: list[Message] = []
         self._connected = False
@@ -40,7 +41,7 @@ class Member:
         if self.left is not None:
             return
         if message.kind is Kind.START and self._ended and (self._waits or message.generation == self.generation + 1):
-            self.generation, self._waits = message.generation, False
+            self.generation, self.master_port, self._waits = message.generation, message.master_port, False
             self._begin()
         elif self._waits or message.generation == self.generation:
             if message.kind is Kind.STOP:

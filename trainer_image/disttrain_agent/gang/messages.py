@@ -47,6 +47,8 @@ class Message(_Part):
 
     kind: Kind
     generation: Annotated[int, Field(ge=0, le=2**31)]
+    master_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """With `start`: on which the ranks of a command of the user's own meet; 0: on that of their pods."""
     replacement: Annotated[int, Field(ge=0, le=2**31)] = 0
     """With `joins`: which replacement of its worker's pod the pod is; 0: none, it began with the attempt."""
     failure: PodFailure | None = None
