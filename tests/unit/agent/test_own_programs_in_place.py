@@ -135,6 +135,25 @@ def test_a_killed_program_restarts_those_of_all_pods_which_meet_on_one_port(gang
     assert restarts(pods[0]).failure.rank == victim
 
 
+def test_a_pod_in_place_of_a_lost_one_meets_the_others_on_their_port(gangs: Gangs) -> None:
+    first, gone = pods = gangs(2)
+    start(pods, FIRST_LIFE_HOLDS)
+    assert gone.process is not None
+    gone.process.kill()
+    folder = gone.folder.with_name("new")
+    folder.mkdir()
+    (folder / "token").write_text("a token of the job")
+    new = OwnPod(folder, changes={**gone.changes, Env.REPLACEMENT: "1"})
+    try:
+        new.start("")
+        assert [first.wait(), new.wait()] == [0, 0], first.log + new.log
+    finally:
+        new.end()
+    assert new.variables(1) == first.variables(2)
+    assert new.variables(1)["MASTER_PORT"] != "29500"
+    assert new.variables(1)[Env.GENERATION] == "1"
+
+
 LAUNCHER = """
 ranks = []
 for local in range(2):
@@ -186,6 +205,18 @@ sys.exit(10 + number)
     assert pod.start(program).wait() == 13, pod.log
     assert (restarts(pod).count, restarts(pod).failure.exit_code, pod.failure.exit_code) == (2, 12, 13)
     assert pod.progress.step == 3
+
+
+def test_a_program_whose_lines_are_read_starts_again_below_what_reads_them(gangs: Gangs) -> None:
+    rules = {"totalSteps": 9, "logRules": [{"pattern": r"iter (?P<step>\d+)"}]}
+    (pod,) = gangs(**{Env.PROGRESS: json.dumps(rules)})
+    program = pod.folder / "program.py"
+    program.write_text(f"{PRELUDE}print(f'iter {{number + 3}}', flush=True)\n{FIRST_LIFE_HOLDS}")
+    pod.start_command([sys.executable, "-P", "-m", "disttrain_session.program", sys.executable, str(program)])
+    pod.until((pod.folder / "ready-0").exists, "the program is ready")
+    os.kill(rank_of(pod), signal.SIGKILL)
+    assert pod.wait() == 0, pod.log
+    assert (pod.progress.step, restarts(pod).failure.signal) == (5, 9)
 
 
 def test_a_number_that_means_something_to_the_trainer_alone_is_no_reason_to_give_up(gangs: Gangs) -> None:
