@@ -8,6 +8,8 @@ import pytest
 
 from disttrain_api.builtin import GptConfig
 from disttrain_api.collectives import Operation, bus_factor
+from disttrain_api.parallelism import AllReduce
+from disttrain_trainer.collectives.schedules import SCHEDULES
 from disttrain_trainer.estimate.counter import Message, operation_of
 from disttrain_trainer.estimate.step import StepWork
 from disttrain_trainer.models.gpt.model import Gpt
@@ -86,6 +88,24 @@ def test_replicas_that_average_in_their_pods_meet_all_others_less_often() -> Non
     assert (within.ranks, within.within_pod, within.every) == (2, True, 2)
     assert (among.ranks, among.within_pod, among.every) == (4, False, 6)
     assert within.bytes == among.bytes
+
+
+def test_neighbours_send_along_the_pipeline() -> None:
+    found = work_of({**TRAINING, **UNTIED}, 4, {"pipelineParallelDegree": 4}, rank=1).messages
+    (sent,) = (one for one in found if one.operation == "send-recv")
+    # Outputs and gradients of four microbatches of four samples, to the one side and to the other.
+    assert (sent.axis, sent.ranks, sent.calls, sent.bytes) == ("pipeline", 2, 8, 8 * 4 * 32 * 64 * 4)
+
+
+@pytest.mark.parametrize("algorithm", ["Ring", "Tree", "Central"])
+def test_all_reduces_by_messages_send_what_their_schedule_says(algorithm: str) -> None:
+    parallelism = {"dataParallel": {"allReduce": algorithm}}
+    gradients = estimated(TRAINING, 1, {}).gradients
+    for rank in (0, 3):
+        (sent,) = work_of(TRAINING, 4, parallelism, rank).messages
+        schedule = SCHEDULES[AllReduce(algorithm)](4)
+        assert (sent.operation, sent.axis) == ("send-recv", "replicate")
+        assert (sent.bytes, sent.calls) == (schedule.sent(rank, gradients // 4, 4), len(schedule.rounds))
 
 
 def test_a_group_is_found_along_its_axis() -> None:

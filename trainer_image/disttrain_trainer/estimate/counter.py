@@ -94,9 +94,9 @@ class WorkCounter(TorchDispatchMode):
         found, self._count = self._count, Count()
         return found
 
-    def add(self, operation: str, ranks: tuple[int, ...], size: int) -> None:
-        """Count a call that is not made here."""
-        self._count.add((operation, ranks), 1, size)
+    def add(self, operation: str, ranks: tuple[int, ...], size: int, calls: int = 1) -> None:
+        """Count what is not called here; size: of all calls."""
+        self._count.add((operation, ranks), calls, size)
 
     @contextmanager
     def counting(self) -> Iterator[None]:

@@ -11,8 +11,10 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from disttrain_api.parallelism import AllReduce
 from disttrain_api.pipeline import output_index
-from disttrain_trainer.estimate.counter import WorkCounter
+from disttrain_trainer.collectives.schedules import SCHEDULES
+from disttrain_trainer.estimate.counter import SEND, WorkCounter
 from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.device import Device
@@ -57,12 +59,13 @@ class Buckets:
     DDP itself reads the values of tensors, which those of FakeTensorMode do not have.
     """
 
-    def __init__(self, counter: WorkCounter) -> None:
+    def __init__(self, counter: WorkCounter, algorithm: AllReduce = AllReduce.BACKEND) -> None:
         self.tensors: list[torch.Tensor] = []
         self.averaging = False
         """Whether the next backward pass averages; what others leave lies outside the buckets until then."""
-        self._counter = counter
+        self._counter, self._algorithm = counter, algorithm
         self._ranks: tuple[int, ...] = ()
+        self._index = 0
         self._pending, self._limit = 0, FIRST_BUCKET_BYTES
         self._buffers = 0
 
@@ -70,6 +73,7 @@ class Buckets:
         """The module, its gradients kept in buckets from each backward pass on; see `parallelise`."""
         if world.parts > 1:
             self._ranks = tuple(dist.get_process_group_ranks(world.device_mesh.get_group("replicate")))
+            self._index = self._ranks.index(world.rank)
             self._buffers = sum(buffer.nbytes for buffer in module.buffers())
             for parameter in module.parameters():
                 if parameter.requires_grad:
@@ -98,7 +102,13 @@ class Buckets:
         return put
 
     def _send(self) -> None:
-        self._counter.add("all-reduce", self._ranks, self._pending)
+        if self._algorithm is AllReduce.BACKEND:
+            self._counter.add("all-reduce", self._ranks, self._pending)
+        else:
+            schedule = SCHEDULES[self._algorithm](len(self._ranks))
+            # In whole bytes: its parts are as equal as numbers of four bytes are, but for some bytes.
+            sent = schedule.sent(self._index, self._pending, 1)
+            self._counter.add(SEND, self._ranks, sent, len(schedule.rounds))
         self._pending, self._limit = 0, BUCKET_BYTES
 
 

@@ -81,7 +81,7 @@ def estimate(config: Config) -> Estimate:
     with imagined_world(config) as world:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         counter = WorkCounter()
-        buckets = Buckets(counter)
+        buckets = Buckets(counter, config.job.parallelism.data_parallel.all_reduce)
         module = _model(task, config, mode)
         whole = _bytes([*module.parameters(), *module.buffers()])
         # Not inside the mode: meshes are made of tensors, whose values count. What is made of the model has none.
