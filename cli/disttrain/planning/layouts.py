@@ -36,7 +36,6 @@ class Layout:
         changes: dict[str, Any] = {
             "micro_batch_size": self.micro_batch_size,
             "gradient_accumulation_steps": self.accumulation,
-            "global_batch_size": samples_of(job.spec),
         }
         kind = ActivationCheckpointing.FULL if self.recompute else ActivationCheckpointing.NONE
         if self.recompute != (training.activation_checkpointing is not ActivationCheckpointing.NONE):

@@ -95,6 +95,8 @@ def test_the_mean_of_independent_updates_varies_less() -> None:
 def test_what_averages_now_and_then_counts_by_its_share() -> None:
     time = step_time(StepWork(1e9, [message(every=8)]), MACHINE)
     assert time.total == pytest.approx(1 + (12e6 / 1e9 + 6e-3) / 8)
+    # All wait for it: it comes after the update.
+    assert step_time(StepWork(1e9, [message(every=8)]), Machine(1e9, LINK, overlaps=True)).hidden == 0
 
 
 def test_accelerators_send_what_replicas_sum_while_they_compute_and_the_rest_is_waited_for() -> None:
