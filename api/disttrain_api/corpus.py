@@ -35,6 +35,9 @@ class CorpusConfig(ApiModel):
     """With indexed data sets, which do not say it: all tokens are below."""
     sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Tokens per sample. Samples go on across the end of a document."""
+    document_mask: bool = False
+    """Whether attention stays within the documents of a sample, in each of which positions begin at 0. The last token
+    of a document then predicts nothing."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.01
     """Part of the tokens that is kept for evaluation: the end of each shard. 0: none."""
 

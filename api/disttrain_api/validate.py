@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
 from disttrain_api.cut_sizes import cut_problems
+from disttrain_api.document_mask import document_mask_problems
 from disttrain_api.moved import with_successor
 from disttrain_api.names import GENERATED_LENGTH
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
@@ -194,6 +195,7 @@ def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violatio
     problems = config_problems(spec.training)
     if not _is_in_doubt(_PARALLELISM, found):
         problems += cut_problems(spec.training, spec.parallelism)
+        problems += document_mask_problems(spec.training, spec.parallelism)
     return [
         Violation(("spec", *(int(part) if _INDEX.fullmatch(part) else part for part in path.split("."))), message)
         for path, message in problems

@@ -23,6 +23,7 @@ from disttrain_trainer.checks.model_memory import require_memory_to_build, requi
 from disttrain_trainer.data.alike import agree_on_data
 from disttrain_trainer.data.batches import Datasets, load_microbatch
 from disttrain_trainer.data.loading import Loader
+from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.flops import work_of
@@ -33,7 +34,7 @@ from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.parallel.activations import offload, recompute, require_layers
 from disttrain_trainer.parallel.comm_hooks.attach import attach_gradient_sum
-from disttrain_trainer.parallel.context.build import compute_parts
+from disttrain_trainer.parallel.context.build import compute_parts, keep_documents_apart
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing
@@ -115,12 +116,18 @@ def assemble(
     training = config.training
     if isinstance(task, Supervised) and _needs_one_length(config, world):
         task.fill_up()
+    part, documents = None, None
     if world.mesh.context > 1:
         # The rules refuse other tasks (disttrain_api.rules.context).
         assert isinstance(task, Supervised)
-        task.use_context(compute_parts(module, config, world))
+        part = compute_parts(module, config, world)
+        task.use_context(part)
         for _, sample in _first_samples(data):
             task.collate([sample], [0])
+    if data.packed:
+        assert isinstance(task, Supervised)
+        documents = keep_documents_apart(module, part, config)
+        task.use_documents(documents)
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)
     work = work_of(module)
@@ -136,7 +143,7 @@ def assemble(
         # What else a task takes is refused by the rules (disttrain_api.rules.tasks).
         assert loss is not None
         first_inputs = partial(_first_inputs, task, data, sampler, world)
-        pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs)
+        pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs, documents)
     else:
         model = parallelise(module, config, world, average)
         if isinstance(task, Supervised) and compiles_whole(config):
@@ -321,5 +328,5 @@ def _first_samples(data: Datasets) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield a sample of each kind of data; what is no pair, the first batch says."""
     held_out = data.held_out[0] if data.held_out is not None and len(data.held_out) else None
     for kind, first in (("training", data.first_sample), ("held-out", held_out)):
-        if isinstance(first, tuple | list) and len(first) == 2:
+        if isinstance(first, Packed) or (isinstance(first, tuple | list) and len(first) == 2):
             yield kind, (first[0], first[1])

@@ -72,5 +72,6 @@ class State:
 
     @property
     def takes_samples(self) -> bool:
-        """Whether this rank uses its replica's samples: their inputs, their targets, or which of them are padding."""
-        return self.pipeline is None or self.pipeline.first or self.pipeline.last or self.routing.layers > 0
+        """Whether this rank uses its replica's samples: their inputs, targets or documents, or which are padding."""
+        pipeline, routing = self.pipeline, self.routing
+        return pipeline is None or pipeline.takes_samples or routing.layers > 0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.sampler import Slots
 from disttrain_trainer.data.stream import Stream
 from disttrain_trainer.protocols import Batch, MapDataset
@@ -38,6 +39,8 @@ class Datasets:
     """Samples are sequences of unlike lengths, up to this one; a batch is filled up to its longest. None: alike."""
     notes: Sequence[str] = ()
     """What the log is to say of the data."""
+    packed: bool = False
+    """Whether samples are Packed."""
 
     @property
     def size(self) -> int | None:
@@ -72,6 +75,11 @@ class Microbatch:
         """Targets [B, ...] of a supervised batch."""
         targets: Tensor = self.batch[1]
         return targets
+
+    @property
+    def starts(self) -> Tensor | None:
+        """Where the document of each token begins (see Packed); None where each sequence is one."""
+        return self.batch.starts if isinstance(self.batch, Packed) else None
 
 
 class Batching(Protocol):

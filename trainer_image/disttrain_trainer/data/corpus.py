@@ -18,28 +18,34 @@ from disttrain_trainer.data.corpora.megatron import open_indexed
 from disttrain_trainer.data.corpora.mixture import Mixture, shares
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
+from disttrain_trainer.data.packed import Packed, pack
 from disttrain_trainer.protocols import MapDataset
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 
+Sample = tuple[Tensor, Tensor] | Packed
 
-class TokenSequences(Dataset[tuple[Tensor, Tensor]]):
+
+class TokenSequences(Dataset[Sample]):
     """Sample i: tokens i T .. i T + T - 1 as input, the same shifted by one as target; both [T], int64."""
 
-    def __init__(self, tokens: TokenStream, length: int) -> None:
+    def __init__(self, tokens: TokenStream, length: int, documents: bool = False) -> None:
+        """documents: whether samples are Packed."""
         self.tokens = tokens
         self.length = length
+        self.documents = documents
 
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1) // self.length)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> Sample:
         """Raises DataNotFound for a file that is damaged or gone."""
+        place = index * self.length, self.length + 1
         with _corpus_errors():
-            window = torch.from_numpy(self.tokens.read(index * self.length, self.length + 1))
-        return window[:-1], window[1:]
+            window = torch.from_numpy(self.tokens.read(*place))
+            return pack(window, self.tokens.documents(*place)) if self.documents else (window[:-1], window[1:])
 
 
-class MixedSequences(Dataset[tuple[Tensor, Tensor]]):
+class MixedSequences(Dataset[Sample]):
     """Samples of several corpora; sample i is that which the mixture says."""
 
     def __init__(self, parts: Sequence[TokenSequences], mixture: Mixture) -> None:
@@ -48,7 +54,7 @@ class MixedSequences(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.mixture)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> Sample:
         part, number = self.mixture.locate(index)
         return self.parts[part][number]
 
@@ -67,6 +73,7 @@ def load(config: CorpusConfig) -> Datasets:
         _joined(held_out),
         max(corpus.vocabulary for corpus in corpora),
         _fingerprint(corpora, entries, config),
+        packed=config.document_mask,
     )
 
 
@@ -87,7 +94,10 @@ def _require_one_tokenizer(corpora: Sequence[Corpus]) -> None:
 def _sequences(corpus: Corpus, config: CorpusConfig, files: NumberFiles) -> tuple[TokenSequences, TokenSequences]:
     """Return what is trained on and what is held out. Raises CorpusError where there is too little."""
     spans = split(corpus.shards, config.held_out_fraction, files)
-    found = [TokenSequences(TokenStream(one, corpus.vocabulary, files), config.sequence_length) for one in spans]
+    found = [
+        TokenSequences(TokenStream(one, corpus.vocabulary, files), config.sequence_length, config.document_mask)
+        for one in spans
+    ]
     wanted = {"training": found[0]} | ({"held-out": found[1]} if config.held_out_fraction > 0 else {})
     for name, samples in wanted.items():
         if len(samples) == 0:

@@ -14,8 +14,10 @@ from disttrain_api.builtin import data_config, model_config
 from disttrain_api.training import LossName, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate, filled_up, parts_of
+from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
+from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.context.part import Context
 from disttrain_trainer.protocols import Loss, Mean
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
@@ -37,6 +39,7 @@ class Supervised:
         self._context: Context | None = None
         self._longest: int | None = None
         self._always_longest = False
+        self._documents: Documents | None = None
 
     def model(self) -> nn.Module:
         return build_model(self._training)
@@ -66,15 +69,22 @@ class Supervised:
         """Make batches of the part of every sequence that is this rank's."""
         self._context = context
 
-    def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def use_documents(self, documents: Documents) -> None:
+        """Say of every microbatch that is computed where its documents begin."""
+        self._documents = documents
+
+    def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, ...]:
         for index, sample in zip(indices, samples, strict=True):
             require_pair(sample, f"sample {index}")
         if self._longest is not None:
             samples = filled_up(samples, self._longest if self._always_longest else None)
-        inputs, targets = collate("training.data", samples, indices)
-        return (inputs, targets) if self._context is None else self._context.part_of(inputs, targets)
+        batch = collate("training.data", samples, indices)
+        pair: tuple[Tensor, Tensor] = (batch[0], batch[1])
+        if self._context is not None:
+            pair = self._context.part_of(*pair)
+        return Packed(*pair, batch.starts) if isinstance(batch, Packed) else pair
 
-    def weight(self, batch: tuple[Tensor, Tensor], weights: Tensor) -> float:
+    def weight(self, batch: tuple[Tensor, ...], weights: Tensor) -> float:
         return weight_of(batch[1], weights)
 
     def optimizer(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
@@ -88,6 +98,7 @@ class Supervised:
         return isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
 
     def loss(self, model: Forward, microbatch: Microbatch) -> Loss:
+        self._begin(microbatch)
         return Loss(self._loss_of(model, microbatch.inputs, microbatch.targets, microbatch.weights))
 
     def _sum(self, model: Forward, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -100,6 +111,7 @@ class Supervised:
     def evaluate(self, model: Forward, microbatch: Microbatch) -> Mapping[str, Mean]:
         """`loss`, and `accuracy` where outputs are scores of classes."""
         assert self._weighted is not None
+        self._begin(microbatch)
         outputs = model(microbatch.inputs)
         if outputs is None:
             return {}
@@ -110,6 +122,10 @@ class Supervised:
         if not own and scores_classes(outputs, microbatch.targets):
             figures["accuracy"] = _accuracy(outputs, microbatch)
         return figures
+
+    def _begin(self, microbatch: Microbatch) -> None:
+        if self._documents is not None:
+            self._documents.use(microbatch.starts)
 
     def has_figure(self, name: str, data: Datasets) -> bool | None:
         if name != "accuracy" or data.held_out is None:
@@ -148,6 +164,8 @@ def _accuracy(outputs: Tensor, microbatch: Microbatch) -> Mean:
 
 def require_pair(sample: Any, name: str) -> None:
     """Raises InvalidConfiguration for a sample that is no pair of an input and a target, one tensor or number each."""
+    if isinstance(sample, Packed):
+        return
     advice = "expected (input, target); for other samples give a `training.task`"
     if not (isinstance(sample, Sequence) and not isinstance(sample, str | bytes) and len(sample) == 2):
         kind = type(sample).__name__

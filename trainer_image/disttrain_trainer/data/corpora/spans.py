@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from disttrain_trainer.data.corpora.corpus import ShardFile
 from disttrain_trainer.data.corpora.files import NumberFiles
+from disttrain_trainer.data.corpora.manifest import CorpusError
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,23 @@ def split(shards: tuple[ShardFile, ...], fraction: float, files: NumberFiles) ->
     cuts = [(shard, _cut(shard, fraction, files)) for shard in shards]
     training = [Span(shard, 0, cut) for shard, cut in cuts if cut > 0]
     return training, [Span(shard, cut, shard.tokens) for shard, cut in cuts if cut < shard.tokens]
+
+
+def documents_in(shard: ShardFile, start: int, stop: int, files: NumberFiles) -> list[int]:
+    """Return the first tokens, in order, of the documents that begin in start .. stop - 1, where start is above 0.
+    Raises CorpusError."""
+    found: list[int] = []
+    for document in range(_document_before(shard, start, files) + 1, shard.documents.count):
+        first, before = shard.documents.start(document, files), found[-1] if found else start
+        if first >= stop:
+            break
+        if first < before:
+            raise CorpusError(
+                f"{shard.path}: document {document} begins at token {first}, expected {before} or above; the offsets "
+                "are damaged"
+            )
+        found.append(first)
+    return found
 
 
 def _cut(shard: ShardFile, fraction: float, files: NumberFiles) -> int:

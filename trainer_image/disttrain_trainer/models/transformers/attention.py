@@ -43,7 +43,7 @@ def _causal(library: type[nn.Module]) -> type[nn.Module]:
             length, device, part = hidden_states.shape[1], hidden_states.device, self.context
             positions = torch.arange(length if part is None else length * part.degree, device=device)
             own = positions if part is None else part.positions(length, device)
-            rotated = self.rotary_emb(hidden_states, position_ids=own.unsqueeze(0))
+            rotated = self.rotary_emb(hidden_states, position_ids=torch.atleast_2d(own))
             found: tuple[Tensor, Tensor | None] = super().forward(
                 hidden_states=hidden_states,
                 position_embeddings=rotated,
@@ -67,7 +67,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The library's own attention with one of torch's kernels, of parts of sequences: [B, H, T, D'] -> [B, T, H, D'].
 
-    attention_mask: of whole sequences; None: causal.
+    attention_mask: of whole sequences, by the distance of two tokens alone; None: causal.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -78,7 +78,10 @@ def _attend(
 
     def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
-        found: Tensor = sdpa_attention_forward(grouped, query, key, value, attention_mask, **options)[0]  # type: ignore[arg-type]
+        length = query.shape[2]
+        # A document has the mask of a sequence that begins with it.
+        own = attention_mask[..., :length, :length]
+        found: Tensor = sdpa_attention_forward(grouped, query, key, value, own, **options)[0]  # type: ignore[arg-type]
         return found.transpose(1, 2)
 
     return part.attend(query, key, value, whole).transpose(1, 2), None

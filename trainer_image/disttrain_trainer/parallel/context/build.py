@@ -3,6 +3,7 @@
 from torch import nn
 
 from disttrain_api.parallelism import ContextParallelMethod
+from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.context.part import SETTING, Context
 from disttrain_trainer.parallel.context.ring import Ring
 from disttrain_trainer.parallel.context.ulysses import Ulysses
@@ -34,3 +35,19 @@ def compute_parts(module: nn.Module, config: Config, world: World) -> Context:
         context.stay_out_of_graphs()
     use_context(context)
     return context
+
+
+def keep_documents_apart(module: nn.Module, part: Context | None, config: Config) -> Documents:
+    """Make the model's attention stay within documents, and return what says where they begin. part: of sequences that
+    is computed, None for all. Raises InvalidConfiguration where it cannot."""
+    use_context = offered(module, "use_context")
+    if use_context is None:
+        raise InvalidConfiguration(
+            f"`training.data.config.documentMask`: the model {type(module).__name__} has no method `use_context`, by "
+            "which its attention would learn of documents; add it, or remove `documentMask`"
+        )
+    documents = Documents(part)
+    if config.training.compile:
+        documents.stay_out_of_graphs()
+    use_context(documents)
+    return documents

@@ -11,6 +11,7 @@ from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.parallel.activations import offload, recompute
+from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts
 from disttrain_trainer.parallel.meta import give_values
 from disttrain_trainer.parallel.pipedream.flow import Flow
@@ -45,6 +46,7 @@ def build_pipeline(
     precision: MixedPrecision,
     routing: RoutingOfStep,
     sample: Callable[[], Tensor],
+    documents: Documents | None,
 ) -> PipelinePart:
     """Cut `module` (in place) down to the layers of this rank, and arrange them as stages.
 
@@ -105,6 +107,7 @@ def build_pipeline(
         passes=config.batch.accumulation,
         shared=groups,
         copies=copies,
+        documents=documents,
     )
 
 

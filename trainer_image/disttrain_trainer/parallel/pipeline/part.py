@@ -12,6 +12,7 @@ from disttrain_api.pipeline import index_of_stage
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.optim.precision import MixedPrecision
+from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.mesh import World
 
@@ -28,6 +29,8 @@ class PipelinePart:
     precision: MixedPrecision
     copies: Mapping[nn.Parameter, int] = field(default_factory=dict, kw_only=True)
     """How many pipeline indices hold each of the parameters that several hold."""
+    documents: Documents | None = field(default=None, kw_only=True)
+    """What learns of each microbatch where its documents begin; None where each sequence is one."""
 
     def __post_init__(self) -> None:
         self._index_of = index_of_stage(self.parallelism)
@@ -41,6 +44,11 @@ class PipelinePart:
     def last(self) -> bool:
         """Whether this rank has the outputs, and with them the loss."""
         return len(self._index_of) - 1 in self.stages
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether this rank uses its replica's samples: their inputs, their targets or their documents."""
+        return self.first or self.last or self.documents is not None
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
         """Same as step.accumulate_gradients. Raises NotImplementedError if a pipeline does no step by itself."""

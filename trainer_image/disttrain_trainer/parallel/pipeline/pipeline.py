@@ -51,7 +51,7 @@ class Pipeline(PipelinePart):
         )
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
-        """Same as step.accumulate_gradients; only the first and the last rank need the microbatches."""
+        """Same as step.accumulate_gradients; the microbatches are needed where `State.takes_samples` says so."""
         total = torch.zeros((), device=self.world.device.torch)
         scale = replicas * self.precision.scale
         self._scale = scale / weight
@@ -84,8 +84,10 @@ class Pipeline(PipelinePart):
         ]
         for stage in stages:
             self._clock.watch(stage)
+            stage.microbatch_of = lambda number: self._batches[number]
+            stage.documents = self.documents
             if self.routing.layers:
-                stage.routing, stage.weights_of = self.routing, lambda number: self._batches[number].weights
+                stage.routing = self.routing
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
 
     def _pass(self) -> Tensor:

@@ -11,7 +11,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
+from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.moe.step import RoutingOfStep
+from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table
 from disttrain_trainer.parallel.sharded import add_up_gradients
 from disttrain_trainer.parallel.untouched import Untouched
@@ -31,13 +33,17 @@ class RankStage(PipelineStage):
 
     routing: RoutingOfStep | None = None
     """What layers with experts learn of the microbatch that is computed; None: there are none."""
-    weights_of: Callable[[int], Tensor]
-    """Samples' weights by the number of the microbatch, with `routing`."""
+    documents: Documents | None = None
+    """What learns where the documents of the microbatch begin; None where each sequence is one."""
+    microbatch_of: Callable[[int], Microbatch]
+    """The microbatches by number, with `routing` or `documents`."""
     _untouched: Untouched
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         """Find sizes and formats by a pass over tensors that hold nothing; running means are to keep none of it."""
         self._untouched = Untouched([self.submod])
+        if self.documents is not None:
+            self.documents.use(None)
         return super()._prepare_forward_infra(*args, **kwargs)
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,23 +58,25 @@ class RankStage(PipelineStage):
         return [operation for operation in found if operation.peer != dist.get_rank()]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        with self._routed(RoutingOfStep.microbatch, fwd_chunk_id):
+        with self._computing(RoutingOfStep.microbatch, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        with self._routed(RoutingOfStep.again, bwd_chunk_id):
+        with self._computing(RoutingOfStep.again, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The gradients of the parameters, which FSDP2 does not see come."""
-        with self._routed(RoutingOfStep.again, bwd_chunk_id):
+        with self._computing(RoutingOfStep.again, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
             add_up_gradients(self.submod)
 
-    def _routed(
-        self, context: Callable[[RoutingOfStep, Tensor], AbstractContextManager[None]], microbatch: int
+    def _computing(
+        self, context: Callable[[RoutingOfStep, Tensor], AbstractContextManager[None]], number: int
     ) -> AbstractContextManager[None]:
-        return nullcontext() if self.routing is None else context(self.routing, self.weights_of(microbatch))
+        if self.documents is not None:
+            self.documents.use(self.microbatch_of(number).starts)
+        return nullcontext() if self.routing is None else context(self.routing, self.microbatch_of(number).weights)
 
 
 def build_schedule(

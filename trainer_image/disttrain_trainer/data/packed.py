@@ -1,0 +1,32 @@
+"""Samples of several documents in a row, which attention keeps apart."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from disttrain_trainer.losses import IGNORED
+
+
+class Packed(NamedTuple):
+    """A sample, or a batch of them."""
+
+    inputs: Tensor
+    """[T] or [B, T], int64."""
+    targets: Tensor
+    """The same size: the token after each, IGNORED behind the last one of a document."""
+    starts: Tensor
+    """The same size, but for parts of sequences whole: where in the sample the document of each token begins."""
+
+
+def pack(window: Tensor, documents: Sequence[int]) -> Packed:
+    """Return the sample of T + 1 tokens. documents: which of them are the first of one, in order."""
+    length, first = len(window) - 1, torch.tensor(documents, dtype=torch.int64)
+    targets = window[1:].clone()
+    # Of the document that a target would begin, nothing was seen.
+    targets[first[first > 0] - 1] = IGNORED
+    starts = torch.zeros(length, dtype=torch.int64)
+    inside = first[first < length]
+    starts[inside] = inside
+    return Packed(window[:-1], targets, starts.cummax(0).values)
