@@ -225,7 +225,7 @@ TRAINED = {
 }
 LAYOUTS = {
     "dp2": (2, "gpt", {}, ACCUMULATE | {"dataWorkers": 1}),
-    "dp2, compiled": (2, "llama", {}, {"compile": True}),
+    "dp2, compiled": (2, "gpt", {}, {"compile": True}),
     "fsdp2": (2, "gpt", {SHARD: 2}, FULL),
     "tp2": (2, "gpt", {TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True}, SELECTIVE),
     "pp2, GPipe": (2, "gpt", {PIPELINE: 2, "pipeline": {"schedule": "GPipe"}}, FULL),
@@ -235,6 +235,8 @@ LAYOUTS = {
         {PIPELINE: 2, "pipeline": {"schedule": "InterleavedZeroBubble"}},
         {"gradientAccumulationSteps": 3} | FULL,
     ),
+    # The rank in the middle has neither inputs nor targets.
+    "pp3": (3, "gpt", {PIPELINE: 3}, {}),
     "cp2": (2, "gpt", {CONTEXT: 2}, {}),
     "tp2 of a llama": (2, "llama", {TENSOR: 2}, {}),
     "pp2 of a qwen3": (2, "qwen3", {PIPELINE: 2}, FULL),
