@@ -28,7 +28,7 @@ PACKAGES = ("api", "operator", "trainer_image", "cli")
 # Of every line; the others of a line are times.
 COMPARED = ("step", "loss_metrics/global_avg_loss", "grad_norm", "lr", "validation_metrics/global_avg_loss")
 # What trains nothing here, or needs more than this machine has.
-LEFT_OUT = {"collectives", "corpus", "torchrun-gpu"}
+LEFT_OUT = {"collectives", "corpus", "document-mask", "torchrun-gpu"}
 
 Figures = list[tuple[float | None, ...]]
 

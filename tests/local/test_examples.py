@@ -20,7 +20,8 @@ SURE = 0.05
 # What those need that are not for any machine.
 ELSEWHERE = ("-gpu", "-cluster")
 # test_training.py, test_collectives.py and the last test here have them, in more detail.
-RUN_ELSEWHERE = {"ddp", "collectives", "observed", "corpus"}
+CORPORA = ("corpus", "document-mask")
+RUN_ELSEWHERE = {"ddp", "collectives", "observed", *CORPORA}
 
 
 def names() -> list[str]:
@@ -56,15 +57,16 @@ def require_learned(run: Run, name: str) -> None:
         assert figures["accuracy"] >= 0.9
 
 
-def test_the_corpus_example_learns_from_what_its_first_lines_prepare(workplace: Workplace) -> None:
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_corpus_example_learns_from_what_its_first_lines_prepare(name: str, workplace: Workplace) -> None:
     shutil.copytree(EXAMPLES.parent / "docs", workplace.folder / "docs")
     (arguments,) = (
         line.removeprefix("# disttrain ")
-        for line in (EXAMPLES / "corpus.yaml").read_text().splitlines()
+        for line in (EXAMPLES / f"{name}.yaml").read_text().splitlines()
         if line.startswith("# disttrain data")
     )
     subprocess.run([*DISTTRAIN, *shlex.split(arguments)], cwd=workplace.folder, check=True)
-    require_learned(workplace.run(EXAMPLES / "corpus.yaml"), "corpus")
+    require_learned(workplace.run(EXAMPLES / f"{name}.yaml"), name)
 
 
 def test_the_observed_example_shows_its_network_its_steps_and_its_figures(workplace: Workplace) -> None:
