@@ -126,7 +126,7 @@ def assemble(
             task.collate([sample], [0])
     if data.packed:
         assert isinstance(task, Supervised)
-        documents = keep_documents_apart(module, part, config)
+        documents = keep_documents_apart(module, part, config, world)
         task.use_documents(documents)
     if config.job.parallelism.data_parallel.sync_batch_norm:
         module = synchronise_batch_norm(module, world)

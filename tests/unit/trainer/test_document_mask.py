@@ -19,6 +19,7 @@ from disttrain_trainer.data.corpora.corpus import open_corpus
 from disttrain_trainer.data.packed import pack
 from disttrain_trainer.losses import IGNORED
 from disttrain_trainer.parallel.activations import recompute
+from disttrain_trainer.parallel.context import documents as documents_module
 from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.runtime.errors import DataNotFound
 from tests.unit.trainer.comparisons import (
@@ -84,9 +85,9 @@ def made(name):
     return MODELS[name]()
 
 
-@pytest.mark.parametrize("way", ["as it is", "recomputed", "compiled"])
+@pytest.mark.parametrize("way", ["as it is", "recomputed", "compiled", "as on a GPU", "compiled as for a GPU"])
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_equals_unpacked(name, way):
+def test_packed_equals_unpacked(name, way, monkeypatch):
     (inputs, targets, starts), documents = packed_batch()
     alone = made(name)
     # A document of one token predicts nothing.
@@ -98,9 +99,11 @@ def test_packed_equals_unpacked(name, way):
     apart.use(starts)
     if way == "recomputed":
         recompute(model.layers(), ActivationCheckpointing.SELECTIVE)
-    if way == "compiled":
-        apart.stay_out_of_graphs()
-    found = (torch.compile(total, backend="eager") if way == "compiled" else total)(model, inputs, targets)
+    if "GPU" in way:
+        monkeypatch.setattr(documents_module, "in_host_memory", lambda values: False)
+    if "compiled" in way:
+        apart.stay_out_of_graphs(torch.device("cpu"))
+    found = (torch.compile(total, backend="eager") if "compiled" in way else total)(model, inputs, targets)
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     require_same(gradients(model, found), of_documents)
 

@@ -37,7 +37,7 @@ def compute_parts(module: nn.Module, config: Config, world: World) -> Context:
     return context
 
 
-def keep_documents_apart(module: nn.Module, part: Context | None, config: Config) -> Documents:
+def keep_documents_apart(module: nn.Module, part: Context | None, config: Config, world: World) -> Documents:
     """Make the model's attention stay within documents, and return what says where they begin. part: of sequences that
     is computed, None for all. Raises InvalidConfiguration where it cannot."""
     use_context = offered(module, "use_context")
@@ -48,6 +48,6 @@ def keep_documents_apart(module: nn.Module, part: Context | None, config: Config
         )
     documents = Documents(part)
     if config.training.compile:
-        documents.stay_out_of_graphs()
+        documents.stay_out_of_graphs(world.device.torch)
     use_context(documents)
     return documents

@@ -1,7 +1,7 @@
 """Attention that stays within the documents of a sequence, in each of which positions begin at 0.
 
 On a CPU attention is called for each document, so that nothing is computed between two of them. On a GPU, which would
-wait for so many small calls, and in compiled layers, whose graphs are of one shape, a mask keeps them apart.
+wait for so many small calls, a mask keeps them apart.
 Shapes: B batch, T tokens of a sequence, H heads, D' width of a head.
 """
 
@@ -33,9 +33,10 @@ class Documents(ContextPart):
         of each token begins; None: each sequence is one."""
         self._starts, self._lengths = starts, []
 
-    def stay_out_of_graphs(self) -> None:
-        """Have compiled layers call as it is what looks at the lengths of documents, or sends."""
-        for name in ("attend",) if self._part is None else ("causal_attention", "attend"):
+    def stay_out_of_graphs(self, device: torch.device) -> None:
+        """Have compiled layers on the device call as it is what looks at the lengths of documents, or sends."""
+        masks = self._part is None and not in_host_memory(torch.empty(0, device=device))
+        for name in ("attend",) if masks else ("causal_attention", "attend"):
             setattr(self, name, torch.compiler.disable(getattr(self, name)))
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
@@ -58,8 +59,7 @@ class Documents(ContextPart):
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None) -> Tensor:
         groups = query.shape[1] // key.shape[1]
-        one_by_one = in_host_memory(query) and not torch.compiler.is_compiling() and not isinstance(query, FakeTensor)
-        if self._starts is None or one_by_one:
+        if self._starts is None or (in_host_memory(query) and not isinstance(query, FakeTensor)):
             attention = partial(
                 functional.scaled_dot_product_attention,
                 dropout_p=dropout,
