@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,7 @@ from tests.integration.kubelet import Fate
 from tests.integration.operator_process import JOBS, OperatorProcess, Team, eventually
 
 Raw = dict[str, Any]
-SEED = "DISTTRAIN_SEED"
 WORKERS = 3
-
-
-def chance() -> random.Random:
-    """Random numbers of this test run; the same ones again with the seed that is printed."""
-    seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(10**9))
-    print(f"{SEED}={seed}")
-    return random.Random(seed)
 
 
 def fate_of(pod: Raw) -> Fate:

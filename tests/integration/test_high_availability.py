@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
-from tests.integration.fleet import Fleet, chance
+from tests.chance import chance
+from tests.integration.fleet import Fleet
 from tests.integration.operator_process import LEASE, OperatorProcess, eventually
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleet import chance
+from tests.chance import chance
 from tests.integration.operator_process import OperatorProcess, eventually, running_operator
 from tests.soak import SOAK
 from tools.cluster.control_plane import ControlPlane

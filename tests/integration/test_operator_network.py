@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.fleet import chance
+from tests.chance import chance
 from tests.integration.operator_process import running_operator
 from tests.integration.proxy import TcpProxy, kubeconfig_through
 from tests.soak import SOAK
