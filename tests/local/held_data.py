@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 from torch import Tensor
@@ -54,7 +55,22 @@ class HeldUntil(Dataset):
         return self.inner[index]
 
 
+class PacedUntil(HeldUntil):
+    """The same, and each sample takes a millisecond before the file is there."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not self.file.exists():
+            time.sleep(0.001)
+        return super().__getitem__(index)
+
+
 def digits_until(samples: int, file: str) -> tuple[Dataset, Dataset]:
     """Both sets of the digits; every process is held that the file does not let go."""
     found = load(DigitsConfig())
     return HeldUntil(found.training, samples, Path(file)), found.held_out
+
+
+def paced_digits_until(samples: int, file: str) -> tuple[Dataset, Dataset]:
+    """The same, at a pace at which a step can be met anywhere in it."""
+    found = load(DigitsConfig())
+    return PacedUntil(found.training, samples, Path(file)), found.held_out
