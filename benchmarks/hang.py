@@ -1,0 +1,181 @@
+"""How long until a rank that hangs or is slow is found, and whether the right one is named; local runs of three ranks.
+
+A rank is stopped (SIGSTOP), or enters a barrier that the others do not enter: from then until the operator's own code,
+which asks the job's agent at its own pace, has found the hang. The reference is the job's progressDeadlineSeconds. The
+verdict names the first worker's lowest rank and says in which calls that is. Whether the stacks of all ranks tell the
+right one: it alone does not answer, or is in other calls than the others. The jobs of these two hang side by side.
+
+A rank whose samples take ten times as long: until the job's condition Straggling names it. The trainer compares ranks
+in three windows of a minute; with --quick they have 5 s. The reference is the time of the three windows.
+"""
+
+# ruff: noqa: E402 - a script's own folder is on its path, the repository is not
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY), *(str(REPOSITORY / package) for package in ("api", "operator", "trainer_image"))]
+
+from benchmarks import hanging_code, harness
+from benchmarks.local_agents import LocalAgent, asking, polled, world_of
+from benchmarks.local_job import Job, running
+from benchmarks.local_start import DISTTRAIN
+from disttrain_api.report import MAX_RANKS_PER_POD
+from disttrain_operator.decide.hang import main_stack
+from disttrain_operator.decide.observed import Stall
+
+RANKS = 3
+DEADLINE_SECONDS = 60
+"""The least that the field takes."""
+STEPS_BEFORE = 50
+WINDOWS, WINDOW_SECONDS, QUICK_WINDOW_SECONDS = 3, 60.0, 5.0
+PATIENCE_SECONDS = 600.0
+CODE = [Path(hanging_code.__file__)]
+NAMES = {"stopped": "a stopped rank", "collective": "a barrier of one rank"}
+_NO_ANSWER = "it does not answer"
+
+
+def spec(window: float | None = None) -> dict[str, Any]:
+    return {
+        "workers": {"replicas": 1, "processesPerPod": RANKS},
+        "training": {
+            "model": {"entrypoint": "hanging_code:model"},
+            "data": {"entrypoint": "hanging_code:data", "config": {"window": window}},
+            "steps": 100_000_000,
+            "microBatchSize": 4,
+            "logging": {"interval": 5},
+        },
+        "runPolicy": {"progressDeadlineSeconds": DEADLINE_SECONDS},
+    }
+
+
+def train(job: Job) -> float:
+    """Wait until it has done some steps; return the seconds that one takes, as a median."""
+    job.until(lambda: job.log.read().step >= STEPS_BEFORE, f"{STEPS_BEFORE} steps are done")
+    (path,) = job.folder.glob("disttrain-runs/*/metrics/metrics.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    # The first line has what a start takes.
+    return statistics.median(line["time_metrics/end_to_end(s)"] for line in lines[1:])
+
+
+@dataclass
+class Hang:
+    """A job of which one rank hangs, and what was found."""
+
+    job: Job
+    kind: str
+    victim: int
+    step_seconds: float
+    began: float
+    agent: LocalAgent
+    found: float = 0.0
+    stall: Stall | None = None
+    told: set[int] | None = None
+    """Ranks that differ from the others by their stacks."""
+
+
+def hang(job: Job, kind: str, victim: int) -> Hang:
+    """Have a rank of the job hang."""
+    step_seconds, agent = train(job), LocalAgent.of(job)
+    if kind == "stopped":
+        job.rank(victim).suspend()
+        began = time.perf_counter()
+    else:
+        began = time.perf_counter()
+        Path(job.folder, hanging_code.FAULT).write_text(f"{kind} {victim}")
+    return Hang(job, kind, victim, step_seconds, began, agent)
+
+
+async def find(hangs: list[Hang]) -> None:
+    """Return when the operator's code has found all of them."""
+    by_uid = {one.agent.uid: one for one in hangs}
+    world, tokens = world_of([one.agent.job for one in hangs]), {uid: one.agent.token for uid, one in by_uid.items()}
+
+    all_found = asyncio.Event()
+
+    def wake(uid: str) -> None:
+        live, one = agents.live(uid), by_uid[uid]
+        if live is not None and live.stall is not None and one.stall is None:
+            one.found, one.stall = time.perf_counter(), live.stall
+        if all(one.stall is not None for one in hangs):
+            all_found.set()
+
+    async with asking(lambda agent: by_uid[agent.job_uid].agent.port) as ask, asyncio.timeout(PATIENCE_SECONDS):
+        async with polled(world, tokens, wake, ask) as agents:
+            await all_found.wait()
+        for agent in [agent async for agent in agents._agents()]:
+            answer = json.loads(await ask(agent, tokens[agent.job_uid], "/v1/stacks"))
+            by_uid[agent.job_uid].told = told(answer["stacks"])
+
+
+def told(stacks: dict[str, str]) -> set[int]:
+    """The ranks that do not answer; where all do, those that are in calls in which no other is."""
+    assert 2 < len(stacks) <= MAX_RANKS_PER_POD
+    silent = {int(rank) for rank, text in stacks.items() if text.startswith(_NO_ANSWER)}
+    calls = {int(rank): main_stack(text) for rank, text in stacks.items()}
+    return silent or {rank for rank, call in calls.items() if list(calls.values()).count(call) == 1}
+
+
+def slow(victim: int, window: float | None) -> tuple[float, float, bool]:
+    """Seconds until a rank with slow samples is named, seconds of a step before, and whether it is the right one."""
+    with running(DISTTRAIN, spec(window), files=CODE) as job:
+        step_seconds = train(job)
+        began = time.perf_counter()
+        Path(job.folder, hanging_code.FAULT).write_text(f"loader {victim}")
+        job.until(lambda: straggler(job), "a slow rank is named", PATIENCE_SECONDS, pause=0.25)
+        taken = time.perf_counter() - began
+        return taken, step_seconds, straggler(job).startswith(f"rank {victim} (")
+
+
+def straggler(job: Job) -> str:
+    """What the status says of a slow rank."""
+    found = job.status().get("conditions", [])
+    return next((one["message"] for one in found if (one["type"], one["status"]) == ("Straggling", "True")), "")
+
+
+def measure(quick: bool) -> Iterator[harness.Row]:
+    # Each rank is the one.
+    victims = [1] if quick else list(range(RANKS))
+    hangs = []
+    with ExitStack() as jobs:
+        for kind in NAMES:
+            for victim in victims:
+                job = jobs.enter_context(running(DISTTRAIN, spec(), files=CODE))
+                hangs.append(hang(job, kind, victim))
+        asyncio.run(find(hangs))
+    for kind, name in NAMES.items():
+        seen = [one for one in hangs if one.kind == kind]
+        seconds = [one.found - one.began for one in seen]
+        yield from _found(name, seconds, [one.step_seconds for one in seen], DEADLINE_SECONDS)
+        yield _right(f"{name}: the verdict names it", [one.stall and one.stall.rank == one.victim for one in seen])
+        yield _right(f"{name}: all stacks tell it", [one.told == {one.victim} for one in seen])
+    window = QUICK_WINDOW_SECONDS if quick else None
+    slows = [slow(victim, window) for victim in victims]
+    seconds, steps, named = zip(*slows, strict=True)
+    yield from _found("slow samples", seconds, steps, WINDOWS * (window or WINDOW_SECONDS))
+    yield _right("slow samples: the status names it", named)
+
+
+def _found(
+    name: str, seconds: Sequence[float], step_seconds: Sequence[float], reference: float
+) -> Iterator[harness.Row]:
+    yield harness.row(f"{name}: found after", "s", seconds, [reference])
+    in_steps = [whole / step for whole, step in zip(seconds, step_seconds, strict=True)]
+    yield harness.row(f"{name}: found after", "median steps", in_steps)
+
+
+def _right(name: str, right: Sequence[object]) -> harness.Row:
+    return harness.Row(name, sum(map(bool, right)), "of them", len(right), len(right))
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, measure, ("torch",))
