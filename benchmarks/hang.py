@@ -2,8 +2,7 @@
 
 A rank is stopped (SIGSTOP), or enters a barrier that the others do not enter: from then until the operator's own code,
 which asks the job's agent at its own pace, has found the hang. The reference is the job's progressDeadlineSeconds. The
-verdict names the first worker's lowest rank and says in which calls that is. Whether the stacks of all ranks tell the
-right one: it alone does not answer, or is in other calls than the others. The jobs of these two hang side by side.
+verdict names the rank that holds up the others, by the stacks of all. The jobs of these two hang side by side.
 
 A rank whose samples take ten times as long: until the job's condition Straggling names it. The trainer compares ranks
 in three windows of a minute; with --quick they have 5 s. The reference is the time of the three windows.
@@ -29,8 +28,6 @@ from benchmarks import hanging_code, harness
 from benchmarks.local_agents import LocalAgent, asking, polled, world_of
 from benchmarks.local_job import Job, running
 from benchmarks.local_start import DISTTRAIN
-from disttrain_api.report import MAX_RANKS_PER_POD
-from disttrain_operator.decide.hang import main_stack
 from disttrain_operator.decide.observed import Stall
 
 RANKS = 3
@@ -41,7 +38,6 @@ WINDOWS, WINDOW_SECONDS, QUICK_WINDOW_SECONDS = 3, 60.0, 5.0
 PATIENCE_SECONDS = 600.0
 CODE = [Path(hanging_code.__file__)]
 NAMES = {"stopped": "a stopped rank", "collective": "a barrier of one rank"}
-_NO_ANSWER = "it does not answer"
 
 
 def spec(window: float | None = None) -> dict[str, Any]:
@@ -79,8 +75,6 @@ class Hang:
     agent: LocalAgent
     found: float = 0.0
     stall: Stall | None = None
-    told: set[int] | None = None
-    """Ranks that differ from the others by their stacks."""
 
 
 def hang(job: Job, kind: str, victim: int) -> Hang:
@@ -109,20 +103,16 @@ async def find(hangs: list[Hang]) -> None:
         if all(one.stall is not None for one in hangs):
             all_found.set()
 
-    async with asking(lambda agent: by_uid[agent.job_uid].agent.port) as ask, asyncio.timeout(PATIENCE_SECONDS):
-        async with polled(world, tokens, wake, ask) as agents:
-            await all_found.wait()
-        for agent in [agent async for agent in agents._agents()]:
-            answer = json.loads(await ask(agent, tokens[agent.job_uid], "/v1/stacks"))
-            by_uid[agent.job_uid].told = told(answer["stacks"])
+    async with (
+        asking(lambda agent: by_uid[agent.job_uid].agent.port) as ask,
+        asyncio.timeout(PATIENCE_SECONDS),
+        polled(world, tokens, wake, ask) as agents,
+    ):
+        await all_found.wait()
 
 
-def told(stacks: dict[str, str]) -> set[int]:
-    """The ranks that do not answer; where all do, those that are in calls in which no other is."""
-    assert 2 < len(stacks) <= MAX_RANKS_PER_POD
-    silent = {int(rank) for rank, text in stacks.items() if text.startswith(_NO_ANSWER)}
-    calls = {int(rank): main_stack(text) for rank, text in stacks.items()}
-    return silent or {rank for rank, call in calls.items() if list(calls.values()).count(call) == 1}
+def _blamed(one: Hang) -> int | None:
+    return one.stall.blame.rank if one.stall is not None and one.stall.blame is not None else None
 
 
 def slow(victim: int, window: float | None) -> tuple[float, float, bool]:
@@ -156,8 +146,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         seen = [one for one in hangs if one.kind == kind]
         seconds = [one.found - one.began for one in seen]
         yield from _found(name, seconds, [one.step_seconds for one in seen], DEADLINE_SECONDS)
-        yield _right(f"{name}: the verdict names it", [one.stall and one.stall.rank == one.victim for one in seen])
-        yield _right(f"{name}: all stacks tell it", [one.told == {one.victim} for one in seen])
+        yield _right(f"{name}: the verdict names it", [_blamed(one) == one.victim for one in seen])
     window = QUICK_WINDOW_SECONDS if quick else None
     slows = [slow(victim, window) for victim in victims]
     seconds, steps, named = zip(*slows, strict=True)

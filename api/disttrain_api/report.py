@@ -250,14 +250,15 @@ class _Stacks(_Report):
     stacks: Annotated[dict[str, str], Field(max_length=MAX_RANKS_PER_POD)]
 
 
-def decode_stacks(data: bytes, rank: int) -> str | None:
-    """Return the stacks of a rank in an agent's answer to `/v1/stacks`, None where there are none."""
+def decode_stacks(data: bytes, ranks: range) -> dict[int, str]:
+    """Return the stacks of these ranks in an agent's answer to `/v1/stacks`; none where something else gave it."""
     if len(data) > MAX_STACKS_ANSWER_BYTES:
-        return None
+        return {}
     try:
-        return _Stacks.model_validate_json(data).stacks.get(str(rank))
+        found = _Stacks.model_validate_json(data).stacks
     except ValueError:
-        return None
+        return {}
+    return {rank: text for rank in ranks if (text := found.get(str(rank)))}
 
 
 def encode_pod_report(report: PodReport) -> str:

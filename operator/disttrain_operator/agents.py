@@ -23,13 +23,14 @@ from disttrain_api.report import (
     decode_agent_status,
     decode_stacks,
 )
-from disttrain_operator.decide.hang import MIN_SECONDS, exceeds, main_stack, stall_of
+from disttrain_operator.decide.hang import MIN_SECONDS, exceeds, stall_of
 from disttrain_operator.decide.observed import Live, Stall
+from disttrain_operator.decide.stacks import MAX_READ, blame_of, main_stack
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import read_body
 from disttrain_operator.snapshot import World
 
-_ATTEMPT = re.compile("[0-9]{1,9}")
+_NUMBER = re.compile("[0-9]{1,9}")
 logger = logging.getLogger(__name__)
 
 AT_A_TIME = 64
@@ -39,17 +40,21 @@ _MOST_SKIPPED = 32
 """Rounds in which an agent that never answers is left out."""
 _PER_TURN = 100
 """Jobs that are looked at in one turn of the event loop."""
+_MOST_LOCATED, _LOCATED_AT_A_TIME = 64, 4
+"""Pods of a gang that hangs whose stacks are read: each answer may have megabytes."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """The agent of a job's first worker."""
+    """The agent of a worker; of all workers only the first is asked how the job is."""
 
     job_uid: str
     pod_uid: str
     attempt: int
     host: str
     port: int
+    index: int = 0
+    """Of its worker."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,11 @@ class Agents:
                 await asyncio.sleep(0)
             owner = self._world.owner(group)
             newest = max(
-                (agent for pod in self._world.pods.group(group) if owner and (agent := agent_of(owner.uid, pod))),
+                (
+                    agent
+                    for pod in self._world.pods.group(group)
+                    if owner and (agent := agent_of(owner.uid, pod)) and agent.index == 0
+                ),
                 key=lambda agent: agent.attempt,
                 default=None,
             )
@@ -191,17 +200,42 @@ class Agents:
         return job is not None and job.spec is not None and exceeds(stall, job.spec)
 
     async def _located(self, agent: Agent, ask: Ask, stall: Stall) -> Stall | None:
-        """The stall with where its rank is; None where the agent does not say: then it is asked again. A program that
-        is not the trainer cannot be asked."""
+        """The stall with where its rank is, and which rank holds up the others; None where the agent of the first
+        worker does not say: then it is asked again. A program that is not the trainer cannot be asked."""
         if not stall.in_training:
             return stall
+        slots = asyncio.Semaphore(_LOCATED_AT_A_TIME)
+
+        async def stacks_of(one: Agent) -> dict[int, str]:
+            async with slots:
+                return await self._stacks(one, ask)
+
+        gang = [one for one in self._gang_of(agent) if one.index < _MOST_LOCATED]
+        found = await asyncio.gather(*map(stacks_of, gang))
+        stacks = {rank: text for of_pod in found for rank, text in of_pod.items()}
+        if stall.rank not in stacks:
+            return None
+        return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame_of(stacks))
+
+    def _gang_of(self, first: Agent) -> list[Agent]:
+        """The agents of all workers of the attempt that run."""
+        key = self._world.key_of(first.job_uid)
+        pods = [] if key is None else self._world.pods.group(f"{key.namespace}/{first.job_uid}")
+        found = (agent_of(first.job_uid, pod) for pod in pods)
+        return [one for one in found if one is not None and one.attempt == first.attempt]
+
+    async def _stacks(self, agent: Agent, ask: Ask) -> dict[int, str]:
+        """The stacks of the ranks of an agent's pod; none where it does not tell them."""
+        job = self._world.job(agent.job_uid)
+        each = job.spec.workers.ranks_per_pod if job is not None and job.spec is not None else 0
         try:
             answer = await ask(agent, self._token_of(agent.job_uid), _STACKS)
         except Exception as error:
             logger.info("the agent of pod %s at %s does not tell its stacks: %r", agent.pod_uid, agent.host, error)
-            return None
-        stacks = decode_stacks(answer, stall.rank)
-        return None if not stacks else replace(stall, stack=main_stack(stacks))
+            return {}
+        found = decode_stacks(answer, range(agent.index * each, (agent.index + 1) * each))
+        # What is read of each: the answers of a gang have more than is kept at a time.
+        return {rank: text[:MAX_READ] for rank, text in found.items()}
 
     def _failed(self, uid: str, counted_as: str) -> None:
         self.counts[counted_as] += 1
@@ -230,16 +264,16 @@ def _is_open(now: _Taken, taken: _Taken) -> bool:
 
 
 def agent_of(job_uid: str, pod: Raw) -> Agent | None:
-    """Return the agent of a raw pod that runs; None where it has none, or is not its job's first worker."""
+    """Return the agent of a raw pod that runs; None where it has none, or is no worker."""
     labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
-    port, attempt = pod["spec"].get("agentPort"), labels.get(Label.ATTEMPT, "")
-    is_first = (labels.get(Label.ROLE), labels.get(Label.INDEX)) == (Role.WORKER.value, "0")
-    if not is_first or status.get("phase") != "Running" or not _ATTEMPT.fullmatch(attempt):
+    port, attempt, index = pod["spec"].get("agentPort"), labels.get(Label.ATTEMPT, ""), labels.get(Label.INDEX, "")
+    is_worker = labels.get(Label.ROLE) == Role.WORKER.value and _NUMBER.fullmatch(index)
+    if not is_worker or status.get("phase") != "Running" or not _NUMBER.fullmatch(attempt):
         return None
     host = _address(status.get("podIP"))
     if host is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
         return None
-    return Agent(job_uid, pod["metadata"]["uid"], int(attempt), host, port)
+    return Agent(job_uid, pod["metadata"]["uid"], int(attempt), host, port, int(index))
 
 
 def _address(text: object) -> str | None:

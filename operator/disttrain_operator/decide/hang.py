@@ -1,12 +1,10 @@
 """Ranks that train and do no step any more: by what their agent says, never by what it does not say."""
 
-import re
 from datetime import datetime, timedelta
 
-from disttrain_api.bounds import cut
-from disttrain_api.names import Reason
+from disttrain_api.names import Reason, Role
 from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
-from disttrain_api.run_policy import FailureAction, RunPolicy
+from disttrain_api.run_policy import FailureAction
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import ran
@@ -19,10 +17,6 @@ MIN_SECONDS = 60
 """The least that progressDeadlineSeconds may be."""
 # Ranks report logged steps alone: so many of the pauses between two of them must have passed, too.
 _LOGGED_PAUSES = 3
-_MAX_STACK_BYTES = 1200
-_MAX_STACKS_READ = 64 * 1024
-_FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
-_THIS_THREAD = "Current thread "
 _RESTARTS_ALL = (FailureAction.FAIL_JOB, FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
 
 
@@ -70,15 +64,6 @@ def _seconds_for_lines(stall: Stall, spec: JobSpec) -> float:
     return _LOGGED_PAUSES * steps * (stall.seconds_per_step or 0.0)
 
 
-def main_stack(text: str) -> str:
-    """Return the calls of the thread that answered, which is the main one, as one line; else the begin of the text."""
-    text = text[:_MAX_STACKS_READ]
-    thread = text.partition(_THIS_THREAD)[2].partition("\n\n")[0].partition("\nThread ")[0]
-    calls = [f"{name} ({path.rpartition('/')[2]}:{line})" for path, line, name in _FRAME.findall(thread or text)]
-    line = " < ".join(calls) or " ".join(text.split())
-    return cut("".join(letter if letter.isprintable() else "?" for letter in line), _MAX_STACK_BYTES)
-
-
 def hang_of(gang: Gang, now: datetime) -> Verdict | None:
     """Return the verdict on a gang that hangs; None if it makes progress, is incomplete, or no agent has reported a
     hang."""
@@ -93,26 +78,35 @@ def hang_of(gang: Gang, now: datetime) -> Verdict | None:
     if any(pod.ready_since is not None and pod.ready_since > settled for pod in gang.pods):
         return None
     pod = next((pod for pod in gang.pods if pod.uid == live.pod_uid), None)
-    return None if pod is None else _verdict(pod, live.stall, gang.spec.run_policy)
+    return None if pod is None else _verdict(pod, live.stall, gang)
 
 
-def _verdict(pod: PodFacts, stall: Stall, policy: RunPolicy) -> Verdict:
+def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
+    """first: the pod of the rank that the stall names."""
+    policy, rank, pod = gang.spec.run_policy, stall.rank, first
+    blamed, place = "", f"; it is in {stall.stack}" if stall.stack else ""
+    if stall.blame is not None:
+        index = stall.blame.rank // gang.spec.workers.ranks_per_pod
+        rank, pod = stall.blame.rank, next(one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index))
+        blamed, place = f"rank {rank} ({_place(pod)}) {stall.blame.why}: ", ""
     cause = Cause(pod, FailureClass.HANG, Reason.PROGRESS_DEADLINE_EXCEEDED)
     matched = match_failure_policy(policy, cause)
     if matched.action not in _RESTARTS_ALL:
         # What hangs is the gang: no pod is to blame alone, and none has ended.
         matched = MatchedAction(FailureAction.RESTART_GANG)
-    where = f" on node {pod.node}" if pod.node else ""
-    place = f"; it is in {stall.stack}" if stall.stack else ""
     return Verdict(
         reason=cause.reason,
-        message=f"rank {stall.rank} (pod {pod.name}{where}) has trained for {stall.seconds:.0f} s without a step after"
-        f" step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
+        message=f"{blamed}rank {stall.rank} ({_place(first)}) has trained for {stall.seconds:.0f} s without a step"
+        f" after step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
         class_=cause.class_,
         action=matched.action,
         rule=matched.rule,
         role=pod.role,
-        rank=stall.rank,
+        rank=rank,
         pod=pod.name,
         node=pod.node,
     )
+
+
+def _place(pod: PodFacts) -> str:
+    return f"pod {pod.name} on node {pod.node}" if pod.node else f"pod {pod.name}"

@@ -230,6 +230,15 @@ class Admission:
 
 
 @dataclass(frozen=True)
+class Blame:
+    """The rank that holds up the others, by the calls of all ranks that could be asked."""
+
+    rank: int
+    why: str
+    """What it does, and what the others do: the end of a sentence that the rank begins."""
+
+
+@dataclass(frozen=True)
 class Stall:
     """A report that all ranks of a pod train and have done no step for a while, by their agent's clock."""
 
@@ -244,6 +253,8 @@ class Stall:
     """Whether they say that they train. Else they are a program whose lines are read: nobody knows what it does."""
     stack: str = ""
     """Where the rank is: the calls of its main thread, the innermost first."""
+    blame: Blame | None = None
+    """None: no rank does something else than the others, or nobody knows."""
 
 
 @dataclass(frozen=True)

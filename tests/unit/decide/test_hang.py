@@ -11,8 +11,8 @@ from disttrain_api.report import AgentStatus, RankError, RankReport, RankStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
-from disttrain_operator.decide.hang import exceeds, main_stack, stall_of
-from disttrain_operator.decide.observed import Live, Stall
+from disttrain_operator.decide.hang import exceeds, stall_of
+from disttrain_operator.decide.observed import Blame, Live, Stall
 from disttrain_operator.decide.reading import observe
 from tests.builders import a_job
 from tests.unit.decide.world import World, a_running_world
@@ -129,6 +129,21 @@ def test_a_gang_that_hangs_is_restarted_and_counted_and_the_verdict_says_where_i
     assert (decision.status.attempt, decision.status.restarts_since_checkpoint) == (2, 1)
 
 
+def test_the_rank_that_holds_up_the_others_is_the_verdicts_with_its_pod_and_node() -> None:
+    world = a_running_world(runPolicy=LIMIT)
+    decision = decide_hung(world, stall=replace(STALL, blame=Blame(1, "does not answer, and rank 0 waits in f (a:1)")))
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    pod = world.pod(1)
+    assert (verdict.rank, verdict.pod, verdict.node) == (1, pod["metadata"]["name"], pod["spec"]["nodeName"])
+    assert verdict.message == (
+        f"rank 1 (pod {verdict.pod} on node {verdict.node}) does not answer, and rank 0 waits in f (a:1): rank 0 (pod "
+        f"{world.pod()['metadata']['name']} on node node1) has trained for 700 s without a step after step 40 "
+        "(progressDeadlineSeconds: 600)"
+    )
+
+
 def test_the_answer_of_the_attempt_that_hung_says_nothing_of_the_next() -> None:
     world = a_running_world(runPolicy=LIMIT)
     uid = world.pod()["metadata"]["uid"]
@@ -224,30 +239,3 @@ def test_a_gang_that_has_not_run_yet_does_not_hang() -> None:
     world = a_running_world(runPolicy=LIMIT)
     del world.raw_job["status"]["attempts"][0]["runningTime"]
     assert decide_hung(world).reason == "AllPodsRunning"
-
-
-OF_FAULTHANDLER = """Thread 0x7f (most recent call first):
-  File "/x/pool.py", line 1 in run
-
-Current thread 0x7e (most recent call first):
-  File "/x/y/c10d.py", line 28 in all_reduce
-  File "/x/step.py", line 9 in step
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (OF_FAULTHANDLER, "all_reduce (c10d.py:28) < step (step.py:9)"),
-        ("it does not answer: it is stopped", "it does not answer: it is stopped"),
-        ("a\x1b[31m\n b", "a?[31m b"),
-    ],
-)
-def test_a_stack_is_one_line_of_the_thread_that_answered(text: str, line: str) -> None:
-    assert main_stack(text) == line
-
-
-def test_a_stack_without_end_is_cut() -> None:
-    assert len(main_stack("x" * 10**6).encode()) <= 1200
-    deep = "Current thread 0x1 (most recent call first):\n" + '  File "/a.py", line 1 in recurse\n' * 10**5
-    assert len(main_stack(deep).encode()) <= 1200

@@ -13,7 +13,7 @@ from aiohttp import web
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER, Env, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES
 from disttrain_operator.agents import Agent, Agents, Ask, _over_http, agent_of
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.observed import Blame, Live
 from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.kube.errors import TooLarge
 from disttrain_operator.snapshot import World
@@ -233,6 +233,29 @@ def refuses(agent: Agent) -> bytes:
     raise TimeoutError
 
 
+async def test_the_stacks_of_all_pods_tell_which_rank_holds_up_the_others() -> None:
+    third = a_pod(2, 1)
+    third["metadata"] |= {"uid": "third", "name": "third"}
+    third["metadata"]["labels"]["disttrain.io/index"] = "2"
+    fleet = Fleet(a_pod(2), a_pod(2, 1), third, a_pod(1, 1), runPolicy={"progressDeadlineSeconds": 100})
+    waits = json.loads(STACKS)["stacks"]["0"].replace("/a/", "/torch/distributed/")
+    asked = []
+
+    def stacks(agent: Agent) -> bytes:
+        asked.append(agent.index)
+        if agent.index == 2:
+            raise TimeoutError
+        # Rank 0 is not its own: what it says of that counts for nothing.
+        own = {"0": waits} if agent.index == 0 else {"0": "no", "1": "it does not answer"}
+        return json.dumps({"stacks": own}).encode()
+
+    answer = a_silent_answer(101).replace(b'"attempt": 1', b'"attempt": 2')
+    fleet.answers, fleet.stacks = lambda agent: answer, stacks
+    live = await fleet.round()
+    assert sorted(asked) == [0, 1, 2]
+    assert live.stall.blame == Blame(1, "does not answer, and rank 0 waits in all_reduce (b.py:3)")
+
+
 @pytest.mark.parametrize("stacks", [refuses, lambda agent: b"{}", lambda agent: b'{"stacks": {"1": "x"}}'])
 async def test_without_stacks_it_is_asked_again_and_nothing_is_reported(stacks: Callable[[Agent], bytes]) -> None:
     fleet = Fleet(a_pod(), runPolicy={"progressDeadlineSeconds": 100})
@@ -280,7 +303,6 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
         a_pod(port=""),
         a_pod(port="29700 "),
         a_pod(port=10**9),
-        a_pod(index=1),
         a_pod(phase="Succeeded"),
         a_pod(containerStatuses=[{"name": CONTAINER, "state": {"terminated": {"exitCode": 0}}}]),
     ],
@@ -289,7 +311,7 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
     ),
 )
 def test_no_address_is_asked_that_cannot_be_an_agents(pod: Raw) -> None:
-    """Red without any one of the looks at an address, a port, an index or a phase."""
+    """Red without any one of the looks at an address, a port or a phase."""
     assert agent_of(UID, keep_pod(pod)) is None
 
 

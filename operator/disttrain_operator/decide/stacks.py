@@ -1,0 +1,75 @@
+"""What the stacks of ranks say: where each is, and which one holds up the others. Text of a pod: hostile."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from disttrain_api.bounds import cut
+from disttrain_operator.decide.observed import Blame
+
+_MAX_LINE_BYTES = 1200
+MAX_READ = 64 * 1024
+"""Letters of a rank's stacks that are looked at."""
+_CALLS_OF_OTHERS = 3
+"""Shown of a rank that waits: the rest is alike on all of them."""
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
+_THIS_THREAD = "Current thread "
+_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_(trainer|session)/(?!data/)")
+"""Where the innermost call of a rank is that waits for others: a collective call of C++ has no frame of its own, and
+DDP's run in the backward pass."""
+
+
+class _Call(NamedTuple):
+    path: str
+    line: str
+    name: str
+
+
+def main_stack(text: str) -> str:
+    """Return the calls of the thread that answered, which is the main one, as one line; else the begin of the text."""
+    return _one_line(text, _calls(text))
+
+
+def blame_of(stacks: Mapping[int, str]) -> Blame | None:
+    """Return the lowest rank that does not answer, else one that computes where others wait for it, else the only one
+    that waits somewhere else than the others; None if there is no such rank.
+
+    stacks: the text of each rank that was asked.
+    """
+    calls = {rank: _calls(text) for rank, text in sorted(stacks.items())}
+    answer = {rank: found for rank, found in calls.items() if found}
+    silent = [rank for rank in calls if rank not in answer]
+    if silent and answer:
+        return Blame(silent[0], f"does not answer, and {_others(answer, stacks)}")
+    waiting = {rank: found for rank, found in answer.items() if _WAITS.search(found[0].path)}
+    busy = [rank for rank in answer if rank not in waiting]
+    if busy and waiting:
+        return Blame(busy[0], f"is in {main_stack(stacks[busy[0]])}, and {_others(waiting, stacks)}")
+    alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
+    for rank, found in waiting.items():
+        alike[tuple((call.path, call.name) for call in found)].append(rank)
+    alone = [ranks[0] for ranks in alike.values() if len(ranks) == 1]
+    if len(alone) != 1 or len(waiting) < 3:
+        return None
+    others = {rank: found for rank, found in waiting.items() if rank != alone[0]}
+    return Blame(alone[0], f"is in {main_stack(stacks[alone[0]])}, and {_others(others, stacks)}")
+
+
+def _others(calls: Mapping[int, list[_Call]], stacks: Mapping[int, str]) -> str:
+    first = next(iter(calls))
+    where = _one_line(stacks[first], calls[first][:_CALLS_OF_OTHERS])
+    return f"{len(calls)} others wait, rank {first} in {where}" if len(calls) > 1 else f"rank {first} waits in {where}"
+
+
+def _calls(text: str) -> list[_Call]:
+    """The calls of the thread that answered, the innermost first; none where it did not."""
+    text = text[:MAX_READ]
+    thread = text.partition(_THIS_THREAD)[2].partition("\n\n")[0].partition("\nThread ")[0]
+    return [_Call(*found) for found in _FRAME.findall(thread or text)]
+
+
+def _one_line(text: str, calls: list[_Call]) -> str:
+    shown = " < ".join(f"{call.name} ({call.path.rpartition('/')[2]}:{call.line})" for call in calls)
+    line = shown or " ".join(text[:MAX_READ].split())
+    return cut("".join(letter if letter.isprintable() else "?" for letter in line), _MAX_LINE_BYTES)
