@@ -140,11 +140,7 @@ class Agents:
                 await asyncio.sleep(0)
             owner = self._world.owner(group)
             newest = max(
-                (
-                    agent
-                    for pod in self._world.pods.group(group)
-                    if owner and (agent := agent_of(owner.uid, pod)) and agent.index == 0
-                ),
+                (agent for pod in self._world.pods.group(group) if owner and (agent := agent_of(owner.uid, pod))),
                 key=lambda agent: agent.attempt,
                 default=None,
             )
@@ -221,7 +217,7 @@ class Agents:
         """The agents of all workers of the attempt that run."""
         key = self._world.key_of(first.job_uid)
         pods = [] if key is None else self._world.pods.group(f"{key.namespace}/{first.job_uid}")
-        found = (agent_of(first.job_uid, pod) for pod in pods)
+        found = (agent_of(first.job_uid, pod, any_worker=True) for pod in pods)
         return [one for one in found if one is not None and one.attempt == first.attempt]
 
     async def _stacks(self, agent: Agent, ask: Ask) -> dict[int, str]:
@@ -263,12 +259,12 @@ def _is_open(now: _Taken, taken: _Taken) -> bool:
     return now.request != taken.request or (now.life != taken.life and now.checkpoint == taken.checkpoint)
 
 
-def agent_of(job_uid: str, pod: Raw) -> Agent | None:
-    """Return the agent of a raw pod that runs; None where it has none, or is no worker."""
+def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | None:
+    """Return the agent of a raw pod that runs; None where it has none, or is not its job's first worker."""
     labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
     port, attempt, index = pod["spec"].get("agentPort"), labels.get(Label.ATTEMPT, ""), labels.get(Label.INDEX, "")
-    is_worker = labels.get(Label.ROLE) == Role.WORKER.value and _NUMBER.fullmatch(index)
-    if not is_worker or status.get("phase") != "Running" or not _NUMBER.fullmatch(attempt):
+    is_one = labels.get(Label.ROLE) == Role.WORKER.value and (_NUMBER.fullmatch(index) if any_worker else index == "0")
+    if not is_one or status.get("phase") != "Running" or not _NUMBER.fullmatch(attempt):
         return None
     host = _address(status.get("podIP"))
     if host is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):

@@ -85,9 +85,10 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     """first: the pod of the rank that the stall names."""
     policy, rank, pod = gang.spec.run_policy, stall.rank, first
     blamed, place = "", f"; it is in {stall.stack}" if stall.stack else ""
-    if stall.blame is not None:
-        index = stall.blame.rank // gang.spec.workers.ranks_per_pod
-        rank, pod = stall.blame.rank, next(one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index))
+    index = None if stall.blame is None else stall.blame.rank // gang.spec.workers.ranks_per_pod
+    of_blamed = next((one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index)), None)
+    if stall.blame is not None and of_blamed is not None:
+        rank, pod = stall.blame.rank, of_blamed
         blamed, place = f"rank {rank} ({_place(pod)}) {stall.blame.why}: ", ""
     cause = Cause(pod, FailureClass.HANG, Reason.PROGRESS_DEADLINE_EXCEEDED)
     matched = match_failure_policy(policy, cause)

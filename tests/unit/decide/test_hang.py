@@ -144,6 +144,15 @@ def test_the_rank_that_holds_up_the_others_is_the_verdicts_with_its_pod_and_node
     )
 
 
+def test_a_rank_that_no_pod_of_the_job_has_is_not_blamed() -> None:
+    decision = decide_hung(a_running_world(runPolicy=LIMIT), stall=replace(STALL, blame=Blame(9, "is hostile")))
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    assert verdict.rank == 0
+    assert verdict.message.endswith(f"; it is in {STALL.stack}")
+
+
 def test_the_answer_of_the_attempt_that_hung_says_nothing_of_the_next() -> None:
     world = a_running_world(runPolicy=LIMIT)
     uid = world.pod()["metadata"]["uid"]

@@ -303,6 +303,7 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
         a_pod(port=""),
         a_pod(port="29700 "),
         a_pod(port=10**9),
+        a_pod(index=1),
         a_pod(phase="Succeeded"),
         a_pod(containerStatuses=[{"name": CONTAINER, "state": {"terminated": {"exitCode": 0}}}]),
     ],
@@ -311,7 +312,7 @@ async def test_a_job_without_a_limit_is_asked_for_no_stacks() -> None:
     ),
 )
 def test_no_address_is_asked_that_cannot_be_an_agents(pod: Raw) -> None:
-    """Red without any one of the looks at an address, a port or a phase."""
+    """Red without any one of the looks at an address, a port, an index or a phase."""
     assert agent_of(UID, keep_pod(pod)) is None
 
 
