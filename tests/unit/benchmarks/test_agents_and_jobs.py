@@ -3,13 +3,9 @@
 from pathlib import Path
 
 from benchmarks.agent_scale import a_job, simulated
-from benchmarks.hang import told
 from benchmarks.local_agents import asking, world_of
 from benchmarks.local_job import Log
 from disttrain_operator.agents import Agents
-
-WAITS = 'Current thread 0x1 (most recent call first):\n  File "/a/torch/graph.py", line 3 in backward\n'
-ALONE = 'Current thread 0x1 (most recent call first):\n  File "/a/hanging_code.py", line 9 in forward\n'
 
 
 def test_a_life_does_again_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
@@ -30,13 +26,6 @@ def test_a_life_does_again_what_was_logged_after_its_checkpoint(tmp_path: Path) 
     (path.parent / "worker-0-a2.log").write_text("[rank 0] no checkpoint yet: step 0\n[rank 0] step: 10  loss: 1.0  \n")
     log.read()
     assert (log.lives, log.trains, log.resumed, log.step, log.redone) == (3, True, 0, 10, [5, 30])
-
-
-def test_a_rank_that_does_not_answer_is_told_and_else_one_that_is_alone_in_its_calls() -> None:
-    silent = "it does not answer: it is stopped, or the disk is full"
-    assert told({"0": WAITS, "1": silent, "2": WAITS}) == {1}
-    assert told({"0": ALONE, "1": WAITS, "2": WAITS}) == {0}
-    assert told({"0": WAITS, "1": WAITS, "2": WAITS}) == set()
 
 
 async def test_the_operators_code_takes_the_answers_of_the_simulated_agents() -> None:
