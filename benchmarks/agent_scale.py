@@ -65,7 +65,7 @@ def a_job(number: int) -> dict[str, Any]:
 
 @dataclass
 class Seen:
-    """Of some seconds in which agents were asked."""
+    """What was measured in some seconds in which agents were asked."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0

@@ -31,7 +31,7 @@ INTERVAL = 500
 
 
 class Recoveries(NamedTuple):
-    """Of each kill."""
+    """Figures of each kill."""
 
     seconds: list[float]
     """Until the next logged step."""

@@ -15,7 +15,7 @@ from disttrain_api.names import TOKEN_HEADER
 from disttrain_api.report import AgentStatus, CheckpointReport, RankPhase, RankReport, RankStatus
 
 RANKS = 8
-"""Of a pod."""
+"""Ranks of a pod."""
 _CHECKPOINT = CheckpointReport(step=1, path="/storage/checkpoints/step-1", time="2026-01-01T00:00:00Z")
 
 

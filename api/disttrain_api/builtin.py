@@ -89,7 +89,7 @@ class GptConfig(ApiModel):
     bias: bool = True
     """Whether linear and normalisation layers have biases, as in GPT-2; many later models have none."""
     activation: Activation = Activation.GELU_TANH
-    """Of feed-forward layers: GeluTanh approximates GELU, as in GPT-2; Gelu is exact, and faster on CPUs."""
+    """Used in feed-forward layers. GeluTanh approximates GELU, as in GPT-2; Gelu is exact, and faster on CPUs."""
     experts: Annotated[int, Field(ge=2, le=10_000)] | None = None
     """Feed-forward networks of each block, of which a router picks some for each token. Absent: one, without router."""
     experts_per_token: Annotated[int, Field(ge=1, le=10_000)] | None = None

@@ -92,7 +92,7 @@ class _Pages:
             return refusal(404, "no such job: it was deleted, or its folder was")
         except SourceError as error:
             return refusal(503, text(str(error)))
-        except Exception as error:  # a mistake of ours in one page keeps no other from being read
+        except Exception as error:  # a defect in one page must not keep others from being read
             logger.exception("%s", name or "jobs")
             return refusal(500, f"the server has made a mistake ({type(error).__name__}): its output says more")
         if request.headers.get("If-None-Match") == etag:

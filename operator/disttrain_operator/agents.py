@@ -54,7 +54,7 @@ class Agent:
     host: str
     port: int
     index: int = 0
-    """Of its worker."""
+    """Number of the worker."""
 
 
 @dataclass(frozen=True)

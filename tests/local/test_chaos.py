@@ -18,6 +18,7 @@ from tests.builders import a_claim_template
 from tests.chance import chance
 
 from .conftest import Run, Workplace, runs
+from .test_restarts_in_place import agent_of
 
 KILLS = 30
 PER_POD = 2
@@ -91,7 +92,7 @@ class Chaos:
         self._end_life([killed], ranks)
 
     def kill_a_pod(self) -> None:
-        """Of worker 1, by its agent, once there is a checkpoint since it was lost last: it alone is made again."""
+        """Kill worker 1 by its agent, once there is a checkpoint since it was lost last: it alone is made again."""
         ranks, lost = self._trains(), PER_POD
         self._run.until(self._has_new_checkpoint, "the status has a checkpoint since the last loss of the pod")
         self._kill(agent_of(ranks[lost]))
@@ -100,7 +101,7 @@ class Chaos:
         self.replaced[-1] += 1
 
     def kill_the_first_pod(self) -> None:
-        """Of worker 0, by its agent, which leads: the gang is made again."""
+        """Kill worker 0 by its agent, which leads: the gang is made again."""
         ranks = self._trains()
         self._kill(agent_of(ranks[0]))
         self._former.update(ranks.values())
@@ -144,13 +145,6 @@ class Chaos:
         status = yaml.safe_load(path.read_text())["status"]
         before = [entry["checkpointStep"] for entry in status["attempts"][-1].get("replacements", [])]
         return bool("checkpoint" in status and status["checkpoint"]["step"] > max(before, default=0))
-
-
-def agent_of(rank: psutil.Process) -> psutil.Process:
-    agent = rank.parent()
-    assert agent is not None
-    assert agent.name() == "agent"
-    return agent
 
 
 def metrics(run: Run) -> str:

@@ -27,7 +27,7 @@ class PodEnvironment:
     ranks_here: int
     master_address: str
     config: Path | None
-    """Of the ranks of the trainer; None: a command of the user's own, of which one process has all ranks of the pod."""
+    """Configuration of the trainer's ranks. None: a command of the user's own, whose process has the pod's ranks."""
     scratch: Path
     grace_seconds: float
     variables: Mapping[str, str]
@@ -44,7 +44,7 @@ class PodEnvironment:
     replacement: int = 0
     """Which replacement of a lost pod this one is, by a number that grows; 0: none."""
     token_file: Path | None = None
-    """Of the job's token; None: it is beside the configuration."""
+    """File of the job's token; None: it is beside the configuration."""
 
     @property
     def agent_token(self) -> str | None:

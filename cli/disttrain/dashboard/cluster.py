@@ -25,7 +25,7 @@ SHARE = 10
 """Requests take at most one part in so many of the time: a list of thousands of jobs or pods is work for the API
 server."""
 POINTS = 120
-"""Of a curve of what has been seen: a cluster keeps none."""
+"""The most points of a curve. The command keeps what it has seen, since a cluster keeps no curves."""
 _MOST_LINES = 5000
 
 
@@ -36,7 +36,7 @@ class ClusterJobs:
         self._client, self._everywhere, self._clock = client, everywhere, clock
         self._curves: dict[str, Curves] = {}
         self._lock = threading.Lock()
-        """Of the curves: answers are made in several threads."""
+        """Guards the curves, since several threads make answers."""
         self.seconds = FRESH_SECONDS
         where = "all namespaces" if everywhere else f"namespace {client.namespace}"
         self.title = f"Jobs of {where} at {client.api.server}"

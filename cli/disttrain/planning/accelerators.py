@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from disttrain_api.training import Precision
 
 USUAL_EFFICIENCY = 0.4
-"""Of the peak, that training of large transformers usually reaches (Chowdhery et al. 2022, appendix B)."""
+"""The part of the peak that training of large transformers usually reaches (Chowdhery et al. 2022, appendix B)."""
 _TERA, _GIB = 1e12, 2**30
 
 

@@ -18,7 +18,7 @@ class Candidate:
     needed: int | None = None
     """Bytes of the rank that needs most."""
     time: StepTime | None = None
-    """Of the rank that takes longest."""
+    """The time of the rank that takes longest."""
     reason: str | None = None
     """Why it is left out; None where it is ranked."""
 

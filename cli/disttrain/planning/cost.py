@@ -11,7 +11,7 @@ from math import ceil, log2
 from disttrain_api.collectives import Operation, bus_factor
 
 BACKWARD_PART = 2 / 3
-"""Of the forward and the backward pass together."""
+"""The backward pass's part of the time of both passes."""
 _OF_REPLICAS = ("replicate", "shard")
 """Axes along which gradients are summed and parameters gathered, while layers are computed."""
 
@@ -81,7 +81,7 @@ class Machine:
     link: Link | None = None
     """None: ranks send nothing."""
     links: Mapping[Operation, Link] = field(default_factory=dict)
-    """Of operations that were measured by themselves."""
+    """Links of the operations that were measured by themselves."""
     pod_link: Link | None = None
     """Between ranks of one pod; None: as between pods."""
     overlaps: bool = False

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.agent.test_http_api import JOB_TOKEN, a_port, status_of
 from .conftest import Pod
 from .test_restarts_in_place import FINISH, LIVES, restarts
 
+P = TypeVar("P", bound=Pod)
 Gangs = Callable[..., list[Pod]]
 InPlaceOf = Callable[..., Pod]
 HOLD = "signal.signal(signal.SIGTERM, signal.SIG_DFL); ready(); signal.pause()"
@@ -27,9 +29,14 @@ if number == 1:
 
 @pytest.fixture
 def gangs(tmp_path: Path) -> Iterator[Gangs]:
-    made: list[Pod] = []
+    yield from gangs_of(Pod, tmp_path)
 
-    def make(pods: int = 2, ranks: int = 1, token: str = "a token of the job", **changes: str | None) -> list[Pod]:
+
+def gangs_of(kind: type[P], tmp_path: Path) -> Iterator[Callable[..., list[P]]]:
+    """Yield what makes pods of this kind; they end afterwards."""
+    made: list[P] = []
+
+    def make(pods: int = 2, ranks: int = 1, token: str = "a token of the job", **changes: str | None) -> list[P]:
         port = str(a_port())
         for index in range(pods):
             folder = tmp_path / str(index)
@@ -43,7 +50,7 @@ def gangs(tmp_path: Path) -> Iterator[Gangs]:
                 Env.RESTART_BACKOFF_SECONDS: "0",
                 Env.JOB_UID: "uid-1",
             }
-            made.append(Pod(folder, ranks=ranks, changes=own | changes))
+            made.append(kind(folder, ranks=ranks, changes=own | changes))
         return made
 
     yield make

@@ -17,7 +17,7 @@ from disttrain_api.names import RESTARTED_MASTER_PORTS, Env, ExitCode
 from disttrain_operator.plan.agent_around import AGENT_AROUND
 
 from .conftest import Pod
-from .test_gang_agents import rank_of
+from .test_gang_agents import gangs_of, rank_of
 from .test_http_api import a_port
 from .test_restarts_in_place import restarts
 
@@ -72,29 +72,7 @@ class OwnPod(Pod):
 
 @pytest.fixture
 def gangs(tmp_path: Path) -> Iterator[Gangs]:
-    made: list[OwnPod] = []
-
-    def make(pods: int = 1, ranks: int = 1, **changes: str | None) -> list[OwnPod]:
-        port = str(a_port())
-        for index in range(pods):
-            folder = tmp_path / str(index)
-            folder.mkdir()
-            (folder / "token").write_text("a token of the job")
-            own = {
-                Env.NODE_RANK: str(index),
-                Env.WORLD_SIZE: str(pods * ranks),
-                Env.GANG_PORT: port,
-                Env.RESTARTS_IN_PLACE: "3",
-                Env.RESTART_BACKOFF_SECONDS: "0",
-                Env.JOB_UID: "uid-1",
-            }
-            made.append(OwnPod(folder, ranks=ranks, changes=own | changes))
-        return made
-
-    yield make
-    for pod in made:
-        pod.end()
-    assert not any("Traceback" in pod.log for pod in made), "\n".join(pod.log for pod in made)
+    yield from gangs_of(OwnPod, tmp_path)
 
 
 def start(pods: list[OwnPod], program: str) -> None:
@@ -108,7 +86,7 @@ def start(pods: list[OwnPod], program: str) -> None:
 
 
 def test_a_killed_program_starts_again_in_its_pod_with_another_port_to_meet(gangs: Gangs) -> None:
-    (pod,) = gangs(ranks=2, **{Env.AGENT_PORT: str(a_port())})
+    (pod,) = gangs(1, ranks=2, **{Env.AGENT_PORT: str(a_port())})
     start([pod], f"{FIRST_LIFE_HOLDS}print('as it is\\r\\n\\x1b[1mand no end', end='', flush=True)")
     os.kill(rank_of(pod), signal.SIGKILL)
     assert pod.wait() == 0, pod.log
@@ -193,7 +171,7 @@ def test_a_program_that_fails_while_all_start_again_is_another_restart(gangs: Ga
 
 
 def test_restarts_without_a_new_checkpoint_are_used_up_and_a_new_one_renews_them(gangs: Gangs) -> None:
-    (pod,) = gangs(ranks=2, **{Env.RESTARTS_IN_PLACE: "1"})
+    (pod,) = gangs(1, ranks=2, **{Env.RESTARTS_IN_PLACE: "1"})
     program = """
 checkpoint = {"step": min(number, 2), "path": "/c", "time": "2026-01-01T12:00:00Z"}
 report = {"rank": 1, "step": number, "totalSteps": 9, "checkpoint": checkpoint}
@@ -209,7 +187,7 @@ sys.exit(10 + number)
 
 def test_a_program_whose_lines_are_read_starts_again_below_what_reads_them(gangs: Gangs) -> None:
     rules = {"totalSteps": 9, "logRules": [{"pattern": r"iter (?P<step>\d+)"}]}
-    (pod,) = gangs(**{Env.PROGRESS: json.dumps(rules)})
+    (pod,) = gangs(1, **{Env.PROGRESS: json.dumps(rules)})
     program = pod.folder / "program.py"
     program.write_text(f"{PRELUDE}print(f'iter {{number + 3}}', flush=True)\n{FIRST_LIFE_HOLDS}")
     pod.start_command([sys.executable, "-P", "-m", "disttrain_session.program", sys.executable, str(program)])
@@ -220,14 +198,14 @@ def test_a_program_whose_lines_are_read_starts_again_below_what_reads_them(gangs
 
 
 def test_a_number_that_means_something_to_the_trainer_alone_is_no_reason_to_give_up(gangs: Gangs) -> None:
-    (pod,) = gangs()
+    (pod,) = gangs(1)
     assert pod.start(f"sys.exit({ExitCode.CHECKPOINT_MISMATCH:d} if number == 1 else 0)").wait() == 0, pod.log
     assert restarts(pod).failure.exit_code == 1
     assert f"the command exited with code {ExitCode.CHECKPOINT_MISMATCH:d}" in pod.log
 
 
 def test_a_command_that_is_not_there_ends_the_pod_as_a_shell_does(gangs: Gangs) -> None:
-    (pod,) = gangs()
+    (pod,) = gangs(1)
     assert pod.start_command(["no-such-program"]).wait() == 127
     assert "cannot start the ranks: No such file or directory no-such-program" in pod.log
 
@@ -238,7 +216,7 @@ class TestWithoutAnAgentInTheImage:
         monkeypatch.setattr(OwnPod, "python", (sys.executable, "-S"))
 
     def test_the_command_is_the_pods_process_and_fails_as_without_the_setting(self, gangs: Gangs) -> None:
-        (pod,) = gangs()
+        (pod,) = gangs(1)
         pod.start("note('parent', os.getpid()), sys.exit(7)")
         assert pod.process is not None
         assert pod.wait() == 7
@@ -247,7 +225,7 @@ class TestWithoutAnAgentInTheImage:
         assert not (pod.folder / "termination-log").exists()
 
     def test_a_pod_in_place_of_a_lost_one_starts_nothing(self, gangs: Gangs) -> None:
-        (pod,) = gangs(**{Env.REPLACEMENT: "1"})
+        (pod,) = gangs(1, **{Env.REPLACEMENT: "1"})
         assert pod.start("pass").wait() == ExitCode.PEER_LOST
         assert not pod.seen("life-1")
         assert (pod.failure.exit_code, pod.failure.reason) == (ExitCode.PEER_LOST, "PeerLost")

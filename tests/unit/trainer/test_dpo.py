@@ -46,7 +46,7 @@ def dpo(folder, **changes):
 
 
 def log_probability(model, answer):
-    """Of the tokens that count, one at a time."""
+    """Return the log-probability of the tokens that count, taken one at a time."""
     tokens, targets = answer
     scores = torch.log_softmax(model(tokens.unsqueeze(0))[0], dim=-1)
     return sum(scores[at, token] for at, token in enumerate(targets.tolist()) if token != IGNORED)

@@ -50,7 +50,7 @@ class Tokenised:
 
     tokens: NDArray[np.int32]
     counted: NDArray[np.bool_]
-    """Of each token whether it is the assistant's."""
+    """Whether each token is the assistant's."""
     starts: NDArray[np.int64]
     """The first token of each conversation, and the number of all."""
 

@@ -50,12 +50,12 @@ class Message:
     axis: str
     """`world` where it is the whole job."""
     ranks: int
-    """Of the group."""
+    """Ranks of the group."""
     within_pod: bool
     """Whether all of them are in one pod."""
     calls: float
     bytes: float
-    """Of the larger of a rank's two buffers, of all calls together."""
+    """Size of the larger of a rank's two buffers, summed over the calls."""
     every: int = 1
     """Steps from one to the next."""
 

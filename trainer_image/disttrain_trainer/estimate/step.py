@@ -18,7 +18,7 @@ from disttrain_trainer.state import State
 from disttrain_trainer.step import accumulate_gradients, clip_gradients
 
 PASSES = 2
-"""Of a step, so many are computed at most: the others are as the first one, and the memory is the same."""
+"""The most microbatches of a step that are computed: the others are like the first, and need no more memory."""
 
 
 @dataclass(frozen=True)
