@@ -157,7 +157,7 @@ def assemble(
     if sparse:
         step_singly(optimizer)
     # From here on each replica draws its own dropout, and each part of a sequence and of a pipeline.
-    seed_everything(training.seed, 1 + world.part + world.parts * world.mesh.coordinates(world.rank)["pipeline"])
+    seed_everything(training.seed, 1 + world.part + world.parts * world.at["pipeline"])
     return State(
         module=module,
         model=model,

@@ -9,7 +9,9 @@ from torch import nn
 
 from disttrain_trainer.parallel.gradient_norm import total_norm, total_norm_later
 
-WORLD = SimpleNamespace(size=2, mesh=SimpleNamespace(pipeline=2), device=SimpleNamespace(torch=torch.device("cpu")))
+WORLD = SimpleNamespace(
+    size=2, mesh=SimpleNamespace(pipeline=2), device=SimpleNamespace(torch=torch.device("cpu")), control="control"
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -54,21 +54,20 @@ class Sampler:
 
         The global batch is cut into slots of the micro batch size; slot m x replicas + r is microbatch m of replica r.
         """
-        slots = range(replica, self.batch.passes * self.replicas, self.replicas)
-        return [self._slot(cursor, cursor.position + slot * self.batch.micro) for slot in slots]
+        micro = self.batch.micro
+        starts = cursor.position + micro * np.arange(replica, self.batch.passes * self.replicas, self.replicas)
+        positions = starts[:, None] + np.arange(micro)
+        weights = (positions < self.size).astype(np.float32)
+        # Padding repeats the first sample of the batch, which is always there.
+        positions = np.where(weights > 0, positions, cursor.position)
+        indices = permute(positions, self.size, self.seed, cursor.epoch)
+        seeds = [(self.seed, cursor.epoch, int(start)) if self.draws else () for start in starts]
+        return list(map(Slots, indices, weights, seeds))
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the global batch at `cursor`."""
         position = cursor.position + self.batch.world
         return Cursor(cursor.epoch + 1, 0) if position >= self.size else Cursor(cursor.epoch, position)
-
-    def _slot(self, cursor: Cursor, start: int) -> Slots:
-        positions = np.arange(start, start + self.batch.micro)
-        weights = (positions < self.size).astype(np.float32)
-        # Padding repeats the first sample of the batch, which is always there.
-        positions = np.where(weights > 0, positions, cursor.position)
-        seeds = (self.seed, cursor.epoch, start) if self.draws else ()
-        return Slots(permute(positions, self.size, self.seed, cursor.epoch), weights, seeds)
 
 
 def permute(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:

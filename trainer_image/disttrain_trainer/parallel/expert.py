@@ -103,7 +103,7 @@ def _same_stages(world: World) -> dist.ProcessGroup:
     """The ranks with this one's layers. Every rank makes every group, in the same order."""
     ranks = world.size // world.mesh.pipeline
     groups = [dist.new_group(range(first, first + ranks)) for first in range(0, world.size, ranks)]
-    return groups[world.mesh.coordinates(world.rank)["pipeline"]]
+    return groups[world.at["pipeline"]]
 
 
 def _mesh(world: World) -> DeviceMesh:

@@ -44,7 +44,7 @@ def total_norm_later(
         norms = torch._foreach_norm(pieces, 2, dtype=total.dtype)
         total += torch.stack([norm.to(device) for norm in norms]).square().sum() / holders
     # Every element now counts as often as ranks hold it, in equal parts: the sum over the world counts it once.
-    work = dist.all_reduce(total, async_op=True)
+    work = dist.all_reduce(total, group=world.control, async_op=True)
 
     def norm() -> Tensor:
         if work is not None:

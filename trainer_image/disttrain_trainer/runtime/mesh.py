@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Optional, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from disttrain_api.mesh import AXES, Mesh
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.config import Config
-from disttrain_trainer.runtime.device import GPU_KERNELS, Device
+from disttrain_trainer.runtime.device import GPU_KERNELS, NCCL, Device
 from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, one_line
 from disttrain_trainer.runtime.failures import Failure
 from disttrain_trainer.runtime.host_collectives import use_host_for_collectives
@@ -51,6 +52,9 @@ class World:
     background: dist.ProcessGroup | None = None
     """All ranks once more, on gloo, for a thread beside the training loop: collectives of two threads must not meet in
     one group. None where nothing is saved in the background."""
+    control: dist.ProcessGroup | None = None
+    """All ranks once more, for the few numbers that they sum in each step; None: those go over the default group, which
+    NCCL leaves to them. With gloo they would hold up the activations and gradients on the same connections."""
     context: dist.ProcessGroup | None = None
     """The ranks that compute parts of the same sequences; None where each rank computes whole ones."""
 
@@ -58,6 +62,11 @@ class World:
     def first(self) -> bool:
         """Whether this is rank 0, which writes what is written once."""
         return self.rank == 0
+
+    @cached_property
+    def at(self) -> dict[str, int]:
+        """Index of this rank along each axis of the mesh."""
+        return self.mesh.coordinates(self.rank)
 
     @property
     def replicas(self) -> int:
@@ -67,8 +76,7 @@ class World:
     @property
     def replica(self) -> int:
         """Index of this rank's part."""
-        at = self.mesh.coordinates(self.rank)
-        return at["replicate"] * self.mesh.shard + at["shard"]
+        return self.at["replicate"] * self.mesh.shard + self.at["shard"]
 
     @property
     def parts(self) -> int:
@@ -78,23 +86,22 @@ class World:
     @property
     def part(self) -> int:
         """Index of this rank's tokens."""
-        return self.replica * self.mesh.context + self.mesh.coordinates(self.rank)["context"]
+        return self.replica * self.mesh.context + self.at["context"]
 
     @property
     def counts_replica(self) -> bool:
         """Whether this rank counts where each replica counts once: it is the first of those that have its outputs."""
-        return self.counts_outputs and not self.mesh.coordinates(self.rank)["context"]
+        return self.counts_outputs and not self.at["context"]
 
     @property
     def counts_outputs(self) -> bool:
         """Whether this rank counts where each output counts once: it is the first of those that have its own."""
-        return self.mesh.coordinates(self.rank)["pipeline"] == self.output_index and self.computes_first
+        return self.at["pipeline"] == self.output_index and self.computes_first
 
     @property
     def computes_first(self) -> bool:
         """Whether this rank counts where every layer of a replica counts once: it is the first to compute its own."""
-        at = self.mesh.coordinates(self.rank)
-        return not at["tensor"]
+        return not self.at["tensor"]
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks, in float64, by one small gloo all-reduce."""
@@ -103,7 +110,7 @@ class World:
     def sum_later(self, *numbers: float) -> Callable[[], list[float]]:
         """Start the sum and return a function that waits for its result."""
         values = torch.tensor(numbers, dtype=torch.float64)
-        work = dist.all_reduce(values, async_op=True)
+        work = dist.all_reduce(values, group=self.control, async_op=True)
 
         def result() -> list[float]:
             if work is not None:
@@ -186,9 +193,11 @@ def join_world(config: Config, device: Device) -> World:
     except (dist.DistError, RuntimeError, OSError, Refused) as error:
         raise _translate(config, error) from error
     background = dist.new_group(backend="gloo", timeout=config.timeout) if config.saves_in_background else None
+    shared = device.backend != NCCL and config.world_size > 1
+    control = dist.new_group(backend=device.backend, timeout=config.timeout) if shared else None
     mesh, context = device_mesh_of(config.mesh, device), context_group_of(config.mesh)
     output = output_index(config.job.parallelism)
-    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output, background, context)
+    return World(config.rank, config.world_size, device, config.mesh, mesh, store, output, background, control, context)
 
 
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:

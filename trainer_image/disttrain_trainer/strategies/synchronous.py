@@ -91,8 +91,8 @@ class Synchronous(SumOverRanks):
         state, training = self.state, self._config.training
         rate = learning_rate(training, state.step)
         loss = self.compute_gradients(batch, weight, samples)
-        norm = clip_gradients(state, training.max_gradient_norm, self.world)
-        # What is due after `until` looks at the state between two steps.
+        # Before the clip and the update, which hide what the sum of the next counts takes. What is due after `until`
+        # looks at the state between two steps.
         if state.layer_order is not None:
             state.layer_order.end_pass()
         if state.step + 1 < until:
@@ -100,6 +100,7 @@ class Synchronous(SumOverRanks):
         elif state.layer_order is not None:
             # Before what is due writes it down.
             self._require_same_layers(self.world.sum(*state.layer_order.take()))
+        norm = clip_gradients(state, training.max_gradient_norm, self.world)
         skipped = self._is_skipped(norm)
         if skipped:
             skip_update(state)

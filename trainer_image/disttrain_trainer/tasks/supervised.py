@@ -24,6 +24,9 @@ from disttrain_trainer.runtime.entrypoint import call_entrypoint
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.tasks.base import Forward, as_datasets, as_model
 
+_PARTS = (Tensor, np.ndarray, np.number, int, float)
+"""What the input and the target of a sample may be."""
+
 
 class Supervised:
     """`training.model`, `training.data` and `training.loss`."""
@@ -172,7 +175,7 @@ def require_pair(sample: Any, name: str) -> None:
         size = f" of {len(sample)}" if isinstance(sample, list | tuple | dict) else ""
         raise InvalidConfiguration(f"`training.data`: {name} is a {kind}{size}, {advice}")
     for part, value in zip(("input", "target"), sample, strict=True):
-        if not isinstance(value, Tensor | np.ndarray | np.number | int | float):
+        if not isinstance(value, _PARTS):
             inner = [(path.removeprefix("part "), kind.text) for path, kind in parts_of(value)]
             shown = ", ".join(f"{path} {text}" for path, text in inner[:4] if path != "all")
             found = f"a {type(value).__name__}" + (f" ({shown})" if shown else "")

@@ -69,7 +69,7 @@ def build_pipeline(
     if is_flushless(parallelism):
         _require_plain(module)
         _require_untied(holders, names_of(module))
-    place = world.mesh.coordinates(world.rank)["pipeline"]
+    place = world.at["pipeline"]
     own = {number: layers for number, layers in enumerate(split) if indices[number] == place}
     layers = [layer for stage in own.values() for layer in stage]
     drop_others(module, layers)

@@ -75,7 +75,7 @@ def build_worker_state(config: Config, world: World) -> State:
         )
     number, replicas = worker_of(config), config.mesh.data_parallel
     state.sampler = replace(state.sampler, replicas=replicas)
-    replica, stage = number * world.replicas + world.replica, world.mesh.coordinates(world.rank)["pipeline"]
+    replica, stage = number * world.replicas + world.replica, world.at["pipeline"]
     seed_everything(config.training.seed, 1 + replica + replicas * stage)
     require_plain_pushes(config, tables_of(state.module))
     return state
