@@ -1,7 +1,8 @@
 """A rank of trainer_overhead.py. It runs the trainer's loop or a session and a bare loop in turn, some steps each.
 
-Run by benchmarks/ranks.py; arguments: blocks, and which loop is ours (`trainer` or `session`). bare.json is the job of
-the bare loop. Rank 0 prints for each block the seconds of a step, ours and the bare loop's.
+Run by benchmarks/ranks.py; arguments: blocks, which loop is ours (`trainer` or `session`), and which of the two is
+built first (`ours` or `bare`). bare.json is the job of the bare loop. Rank 0 prints for each block the seconds of a
+step, ours and the bare loop's.
 """
 
 import os
@@ -39,49 +40,62 @@ def seconds_per_step(step: Step) -> float:
     return (time.perf_counter() - begin) / STEPS
 
 
-def trainer_step() -> Step:
-    """One step of the trainer's loop."""
+def trainer_loop() -> Callable[[], Step]:
+    """Join the world; return what builds one step of the trainer's loop."""
     config, stop, reporter = read_config(), StopRequest(), Reporter(0, None)
     world = join_world(config, find_device(config.local_rank, config.local_world_size, threads_given=True))
-    state = build_state(config, world)
-    checkpoints = open_checkpoints(config, world, state, reporter)
 
-    def updated() -> None:
-        if checkpoints is not None:
-            checkpoints.collect()
+    def build() -> Step:
+        state = build_state(config, world)
+        checkpoints = open_checkpoints(config, world, state, reporter)
 
-    strategy = Synchronous(Surroundings(config, world, state, lambda: stop.requested, lambda: False, updated))
-    metrics = start_metrics(config, world, state, reporter, strategy)
-    results = strategy.run(sys.maxsize)
-    return lambda: metrics.record(next(results))
+        def updated() -> None:
+            if checkpoints is not None:
+                checkpoints.collect()
+
+        strategy = Synchronous(Surroundings(config, world, state, lambda: stop.requested, lambda: False, updated))
+        metrics = start_metrics(config, world, state, reporter, strategy)
+        results = strategy.run(sys.maxsize)
+        return lambda: metrics.record(next(results))
+
+    return build
 
 
-def session_step(job: JobConfig) -> Step:
-    """One step of a loop of one's own in a session."""
+def session_loop(job: JobConfig) -> Callable[[], Step]:
+    """Join the world; return what builds one step of a loop of one's own in a session."""
     training = job.training
     opened = session(steps=training.steps, checkpoint_interval=training.steps).__enter__()
-    model = build_model(training)
-    model, optimizer = opened.prepare(model, AdamW(model.parameters(), lr=training.optimizer.learning_rate, fused=True))
-    batches = opened.loader(load_data(training).training, training.micro_batch_size)
-    opened.restore(model=model, optimizer=optimizer)
 
-    def step() -> None:
-        inputs, targets = next(batches)
-        loss = mean_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        opened.step(loss=loss)
+    def build() -> Step:
+        model = build_model(training)
+        model, optimizer = opened.prepare(
+            model, AdamW(model.parameters(), lr=training.optimizer.learning_rate, fused=True)
+        )
+        batches = opened.loader(load_data(training).training, training.micro_batch_size)
+        opened.restore(model=model, optimizer=optimizer)
 
-    return step
+        def step() -> None:
+            inputs, targets = next(batches)
+            loss = mean_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            opened.step(loss=loss)
+
+        return step
+
+    return build
 
 
 def main() -> None:
-    blocks, loop = int(sys.argv[1]), sys.argv[2]
+    blocks, loop, first = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     job = JobConfig.model_validate_json(Path(os.environ["DISTTRAIN_CONFIG"]).with_name("bare.json").read_text())
-    ours = trainer_step() if loop == "trainer" else session_step(job)
+    build = trainer_loop() if loop == "trainer" else session_loop(job)
     torch.set_num_threads(1)
-    bare = BareLoop(job).step
+    if first == "ours":
+        ours, bare = build(), BareLoop(job).step
+    else:
+        bare, ours = BareLoop(job).step, build()
     # Both come first in turn.
     for block in range(blocks + 1):
         pair = [
