@@ -8,6 +8,8 @@ let in per turn (`AT_A_TIME`), so that many turns pass before a place is taken f
 """
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,3 +61,15 @@ class ConnectionLimiter(connection_limits.ConnectionLimiter):
     def leave(self, connection: Connection) -> None:
         self._waiting.pop(connection, None)
         self._asked.pop(connection, None)
+
+
+def everywhere(port: int) -> socket.socket:
+    """Return one listening socket for all addresses: a kubelet asks a pod at its first one, of IPv4 or IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=AT_A_TIME, dualstack_ipv6=True)
+        except OSError as error:
+            # The kernel may support IPv6 and have it switched off.
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("", port), backlog=AT_A_TIME)

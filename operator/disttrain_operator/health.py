@@ -8,16 +8,14 @@ What strangers may do at the port is bounded by connection_limits.py. Each conne
 """
 
 import asyncio
-import errno
 import logging
-import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiohttp import web
 
-from disttrain_operator.connection_limits import AT_A_TIME, ConnectionLimiter, Limits
+from disttrain_operator.connection_limits import AT_A_TIME, ConnectionLimiter, Limits, everywhere
 from disttrain_operator.kube.watch import Watch
 from disttrain_operator.lag import LoopLag
 from disttrain_operator.metrics import Metrics
@@ -32,18 +30,6 @@ FAILING_SECONDS = 300.0
 HUNG_SECONDS = 30.0
 # An answer that is on its way when the port closes.
 _LAST_SECONDS = 1.0
-
-
-def _everywhere(port: int) -> socket.socket:
-    """One socket for all addresses, those of IPv6 too: a kubelet asks a pod at its first one, of either family."""
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=AT_A_TIME, dualstack_ipv6=True)
-        except OSError as error:
-            # The kernel may support IPv6 and have it switched off.
-            if error.errno == errno.EADDRINUSE:
-                raise
-    return socket.create_server(("", port), backlog=AT_A_TIME)
 
 
 class Health:
@@ -78,7 +64,7 @@ class Health:
         )  # fmt: skip
         self.limiter = ConnectionLimiter(self._server, self._limits)
         listen = partial(asyncio.get_running_loop().create_server, self.limiter, backlog=AT_A_TIME)
-        self._listener = await (listen(address, port) if address else listen(sock=_everywhere(port)))
+        self._listener = await (listen(address, port) if address else listen(sock=everywhere(port)))
         self.address = self._listener.sockets[0].getsockname()[:2]
 
     async def close(self) -> None:
