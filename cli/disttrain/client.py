@@ -60,6 +60,13 @@ class Client:
         self._given_namespace = namespace
         self.api = Api(access)
 
+    @classmethod
+    def of(cls, api: Api, namespace: str = "default") -> "Client":
+        """Return a client of an API server that is connected to already."""
+        client = cls.__new__(cls)
+        client.api, client.namespace, client._given_namespace = api, namespace, None
+        return client
+
     def submit(self, job: "str | Path | Raw | DistTrainingJob") -> RemoteJob:
         """Create a job from a file, a dict or a model. A namespace given to the client wins over the manifest's.
 

@@ -10,6 +10,7 @@ import yaml
 
 from disttrain.client import Client
 from disttrain.cluster.api import ApiError
+from disttrain.cluster.events import readable_events
 from disttrain.cluster.remote import RemoteJob
 from disttrain.commands.options import Format
 from disttrain.errors import CommandError
@@ -150,16 +151,6 @@ def _deleted(client: Client, name: str) -> HistoryEntry | None:
     with suppress(ApiError):
         return next((entry for entry in client.history() if entry.name == name), None)
     return None
-
-
-def readable_events(client: Client, job: RemoteJob, uid: str | None = None) -> list[Any]:
-    """The Events; none where they may not be read: they say what stands in the status, too."""
-    try:
-        return client.events(job) if uid is None else client.events_of(job.namespace, uid)
-    except ApiError as error:
-        if error.status in (401, 403):
-            return []
-        raise
 
 
 def _next_of(job: RemoteJob) -> list[str]:

@@ -18,7 +18,12 @@ class UnknownJobError(Exception):
 
 
 class SourceError(Exception):
-    """The source cannot answer now; the message is for the user."""
+    """The source does not answer this; the message is for the user."""
+
+    def __init__(self, message: str, status: int = 503, ask: str = "") -> None:
+        """status: of HTTP. ask: what the page asks its reader for, `token` or `namespaces`."""
+        super().__init__(message)
+        self.status, self.ask = status, ask
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 What it answers is read up to a bound, and what it refuses becomes a sentence.
 """
 
+import math
 import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -43,11 +45,22 @@ class NoAnswer(CommandError):  # noqa: N818 - what happened, which a watch gets 
     """The API server was not reached, or fell silent."""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What is read at most."""
+
+    page: int = PAGE
+    """Objects that are asked for at once."""
+    answer: int = MAX_BODY_BYTES
+    list: float = math.inf
+    """The pages of a collection together."""
+
+
 class Api:
     """An API server. All methods raise CommandError with a sentence for people; `what` is its begin."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, access: Access, bounds: Bounds | None = None) -> None:
+        self._access, self._bounds = access, bounds or Bounds()
         self.server = access.server
         self.date = ""
         """The API server's clock, as its last answer had it in the header `Date`."""
@@ -56,25 +69,30 @@ class Api:
 
     def get(self, path: str, query: Query | None = None, *, what: str) -> Raw:
         """Return an object, or an answer that is one."""
-        return self._ask("GET", path, query, what=what)
+        return _decoded(self._ask("GET", path, query, what=what), what)
 
     def create(self, path: str, body: Raw, *, what: str) -> Raw:
         """Create an object in a collection and return it as stored."""
-        return self._ask("POST", path, STRICT, body=body, what=what)
+        return _decoded(self._ask("POST", path, STRICT, body=body, what=what), what)
 
     def patch(self, path: str, body: Raw, *, what: str) -> Raw:
         """Lay `body` over an object (RFC 7386) and return the whole."""
-        return self._ask("PATCH", path, STRICT, body=body, content=_MERGE_PATCH, what=what)
+        return _decoded(self._ask("PATCH", path, STRICT, body=body, content=_MERGE_PATCH, what=what), what)
 
     def delete(self, path: str, body: Raw | None = None, *, what: str) -> None:
         """Delete an object."""
-        self._ask("DELETE", path, None, body=body, what=what)
+        _decoded(self._ask("DELETE", path, None, body=body, what=what), what)
 
     def items(self, path: str, query: Query | None = None, *, most: int | None = None, what: str) -> list[Raw]:
         """Return the objects of a collection, page by page; at most so many, the first of them."""
-        found, more = [], ""
+        found, more, size = [], "", 0
         while True:
-            page = self.get(path, {"limit": PAGE, **(query or {}), **({"continue": more} if more else {})}, what=what)
+            asked = {"limit": self._bounds.page, **(query or {}), **({"continue": more} if more else {})}
+            payload = self._ask("GET", path, asked, what=what)
+            size += len(payload)
+            if size > self._bounds.list:
+                raise CommandError(f"{what}: the list is larger than {self._bounds.list} bytes")
+            page = _decoded(payload, what)
             found += [item for item in page.get("items") or [] if isinstance(item, dict)]
             more = str((page.get("metadata") or {}).get("continue") or "")
             if not more or (most is not None and len(found) >= most):
@@ -110,17 +128,17 @@ class Api:
 
     def _ask(
         self, method: str, path: str, query: Query | None, *, what: str, body: Raw | None = None, content: str = ""
-    ) -> Raw:
+    ) -> bytes:
         response = self._send(method, path, query, what=what, body=body, content=content)
         try:
-            payload = response.read(MAX_BODY_BYTES + 1, decode_content=True)
+            payload = response.read(self._bounds.answer + 1, decode_content=True)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise NoAnswer(f"{what}: the connection to {self.server} broke ({_root(error)})") from error
         finally:
             response.release_conn()
-        if len(payload) > MAX_BODY_BYTES:
-            raise CommandError(f"{what}: the answer is larger than {MAX_BODY_BYTES} bytes")
-        return _decoded(payload, what)
+        if len(payload) > self._bounds.answer:
+            raise CommandError(f"{what}: the answer is larger than {self._bounds.answer} bytes")
+        return payload
 
     def _send(
         self,

@@ -29,7 +29,8 @@ def dashboard(
         from disttrain.client import Client
         from disttrain.dashboard.cluster import ClusterJobs
 
-        return serve(ClusterJobs(Client(namespace=namespace, context=context), everywhere=everywhere), port)
+        client = Client(namespace=namespace, context=context)
+        return serve(ClusterJobs(client, () if everywhere else (client.namespace,)), port)
     from disttrain.dashboard.runs import LocalRuns
 
     return serve(LocalRuns(runs), port)

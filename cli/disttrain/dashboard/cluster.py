@@ -1,56 +1,119 @@
-"""Jobs of a cluster as a source of pages, read with the rights of the user's kubeconfig."""
+"""Jobs of a cluster as a source of pages, read with the rights of the client that it is given."""
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from disttrain.client import Client
 from disttrain.cluster.api import ApiError
+from disttrain.cluster.events import readable_events
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
-from disttrain.jobs import readable_events
 from disttrain.logs.follow import lines_now
 from disttrain.logs.pick import Pick
 from disttrain.views.why import why
+from disttrain_dashboard.app import MAX_LINE
 from disttrain_dashboard.source import Job, Listing, Seen, SourceError, UnknownJobError
-from disttrain_dashboard.views.curves import Curves
+from disttrain_dashboard.views.curves import Curves, Panel
 from disttrain_dashboard.views.listing import MAX_JOBS
 from disttrain_dashboard.views.ranks import MAX_RANKS, ranks_of_pods, ranks_per_pod
 
 FRESH_SECONDS = 5.0
+LONGEST_SECONDS = 60.0
+"""A right that was taken from its owner shows after this time at the latest."""
 SHARE = 10
 """Requests take at most one part in so many of the time: a list of thousands of jobs or pods is work for the API
 server."""
 POINTS = 120
-"""The most points of a curve. The command keeps what it has seen, since a cluster keeps no curves."""
+"""The most points of a curve."""
 _MOST_LINES = 5000
 
 
-class ClusterJobs:
-    """Jobs of one namespace, or of all."""
+class Figures:
+    """Curves of the jobs that were looked at last, since a cluster keeps none.
 
-    def __init__(self, client: Client, *, everywhere: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client, self._everywhere, self._clock = client, everywhere, clock
-        self._curves: dict[str, Curves] = {}
-        self._lock = threading.Lock()
-        """Guards the curves, since several threads make answers."""
+    Several people may share them: they are asked for with a job that the API server has just shown to who asks.
+    """
+
+    def __init__(self, most: int = MAX_JOBS) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._by_uid: OrderedDict[str, Curves] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def learn(self, jobs: Sequence[RemoteJob]) -> None:
+        """Take the figures of jobs as they are now."""
+        with self._lock:
+            for job in jobs:
+                self._take(job)
+
+    def panels(self, job: RemoteJob) -> list[Panel]:
+        """Return what is known of a job by now."""
+        with self._lock:
+            return self._take(job).panels()
+
+    def _take(self, job: RemoteJob) -> Curves:
+        curves = self._by_uid.setdefault(job.uid, Curves(POINTS))
+        self._by_uid.move_to_end(job.uid)
+        known = job.status.progress
+        if known is not None:
+            curves.add_progress(known.step, known.loss, known.samples_per_second)
+        if len(self._by_uid) > self._most:
+            self._by_uid.popitem(last=False)
+        return curves
+
+
+class ClusterJobs:
+    """Jobs of all namespaces, or of some."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespaces: Sequence[str] = (),
+        *,
+        title: str = "",
+        figures: Figures | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """namespaces: none: all."""
+        self._client, self._namespaces, self._clock = client, namespaces, clock
+        self._figures = Figures() if figures is None else figures
         self.seconds = FRESH_SECONDS
-        where = "all namespaces" if everywhere else f"namespace {client.namespace}"
-        self.title = f"Jobs of {where} at {client.api.server}"
+        self.title = title or f"Jobs of {in_words(namespaces)} at {client.api.server}"
 
     def jobs(self) -> Listing:
-        """Return the first jobs in the order of their names."""
+        """Return the first jobs in the order of their namespaces and names."""
         with self._asking():
-            found = self._client.list(all_namespaces=self._everywhere, most=MAX_JOBS + 1)
-        with self._lock:
-            for job in found:
-                self._learn(job)
-            self._curves = {job.uid: self._curves[job.uid] for job in found}
-        more = f"The first {MAX_JOBS} jobs are shown, and there are more." if len(found) > MAX_JOBS else ""
-        return Listing([_job(job) for job in found[:MAX_JOBS]], more)
+            found, more = self._all() if not self._namespaces else self._some()
+        self._figures.learn(found[:MAX_JOBS])
+        if len(found) > MAX_JOBS:
+            more.insert(0, f"The first {MAX_JOBS} jobs are shown, and there are more.")
+        return Listing([_job(job) for job in found[:MAX_JOBS]], " ".join(more))
+
+    def _all(self) -> tuple[list[RemoteJob], list[str]]:
+        return self._client.list(all_namespaces=True, most=MAX_JOBS + 1), []
+
+    def _some(self) -> tuple[list[RemoteJob], list[str]]:
+        """Return the jobs, and a sentence for each namespace that may not be read. Raises what the last one raised
+        where that is so of all."""
+        found: list[RemoteJob] = []
+        refused: list[ApiError] = []
+        for namespace in self._namespaces:
+            if len(found) > MAX_JOBS:
+                break
+            try:
+                found += Client.of(self._client.api, namespace).list(most=MAX_JOBS + 1 - len(found))
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                refused.append(error)
+        if len(refused) == len(self._namespaces):
+            raise refused[-1]
+        return found, [f"{error}." for error in refused]
 
     def job(self, key: str) -> Seen:
         """Return a job with its pods, and the Events on it and on the first pod that does not start."""
@@ -63,9 +126,7 @@ class ClusterJobs:
                 events += readable_events(self._client, job, str(unstarted["metadata"]["uid"]))
         found = why(job, pods, events, datetime.now(UTC))
         ranks = ranks_of_pods(pods, job.raw.get("spec"), job.status.attempt)
-        with self._lock:
-            panels = self._learn(job).panels()
-        return Seen(_job(job), found.paragraph, found.todo, ranks, events, panels)
+        return Seen(_job(job), found.paragraph, found.todo, ranks, events, self._figures.panels(job))
 
     def log(self, key: str, rank: int, tail: int) -> Sequence[str]:
         """Return the last lines of a rank of the current attempt."""
@@ -73,7 +134,7 @@ class ClusterJobs:
             job = self._get(key)
             lines = min(tail * ranks_per_pod(job.raw.get("spec")), _MOST_LINES)
             found = lines_now(self._client, job, Pick(ranks=frozenset({rank})), tail=lines)
-            return [line.content for line in deque(found, maxlen=tail)]
+            return list(deque((line.content[:MAX_LINE] for line in found), maxlen=tail))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -82,13 +143,14 @@ class ClusterJobs:
         try:
             yield
         except CommandError as error:
-            raise SourceError(str(error)) from error
+            refused = isinstance(error, ApiError) and error.status in (401, 403)
+            raise SourceError(str(error), error.status if refused else 503) from error
         finally:
-            self.seconds = max(FRESH_SECONDS, SHARE * (self._clock() - began))
+            self.seconds = min(max(FRESH_SECONDS, SHARE * (self._clock() - began)), LONGEST_SECONDS)
 
     def _get(self, key: str) -> RemoteJob:
         namespace, _, name = key.partition("/")
-        if not name or not namespace or not (self._everywhere or namespace == self._client.namespace):
+        if not name or not namespace or (self._namespaces and namespace not in self._namespaces):
             raise UnknownJobError
         try:
             return self._client.get(name, namespace=namespace)
@@ -97,12 +159,12 @@ class ClusterJobs:
                 raise UnknownJobError from error
             raise
 
-    def _learn(self, job: RemoteJob) -> Curves:
-        curves = self._curves.setdefault(job.uid, Curves(POINTS))
-        known = job.status.progress
-        if known is not None:
-            curves.add_progress(known.step, known.loss, known.samples_per_second)
-        return curves
+
+def in_words(namespaces: Sequence[str]) -> str:
+    """Return these namespaces, or "all namespaces" for none."""
+    if not namespaces:
+        return "all namespaces"
+    return f"namespace{'s' if len(namespaces) > 1 else ''} {', '.join(namespaces)}"
 
 
 def _job(job: RemoteJob) -> Job:

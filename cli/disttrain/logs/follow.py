@@ -19,6 +19,8 @@ MAX_STREAMS = 64
 """Pods whose logs are read at once."""
 _LOOK_SECONDS = 2.0
 _SILENCE_SECONDS = 300.0
+"""Of a log that is followed."""
+_ANSWER_SECONDS = 60.0
 _KEPT_LINES = 10_000
 
 
@@ -99,7 +101,10 @@ class _Stream:
             query["tailLines"] = self.tail
         skip = self._at_last
         for raw in self.api.lines(
-            path, query, silence=_SILENCE_SECONDS, what=f"cannot read the log of pod {self.pod.name}"
+            path,
+            query,
+            silence=_SILENCE_SECONDS if follow else _ANSWER_SECONDS,
+            what=f"cannot read the log of pod {self.pod.name}",
         ):
             line = line_of(self.pod, raw, Pick())
             assert line is not None
