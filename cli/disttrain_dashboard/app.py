@@ -1,8 +1,10 @@
 """The HTTP application: static files, and page data of a source as JSON with an ETag. It answers GET alone.
 
+What was answered is kept for a moment, for the reader who has asked, and for nobody else.
+
 GET /                                  the page
 GET /NAME                              its styles and modules
-GET /api/jobs                          the list
+GET /api/jobs?namespaces=A,B           the list; without namespaces that of all
 GET /api/job?key=K                     a job
 GET /api/log?key=K&rank=R&tail=N       the last lines of a rank's log
 """
@@ -12,14 +14,17 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from disttrain_dashboard.guard import LOOPBACK, add_headers, guard, refusal
+from disttrain_dashboard.readers import Reader, Readers
 from disttrain_dashboard.source import Source, SourceError, UnknownJobError
 from disttrain_dashboard.views.bounded import text
 from disttrain_dashboard.views.listing import listing
@@ -31,20 +36,63 @@ logger = logging.getLogger(__name__)
 MAX_TAIL = 500
 MAX_LINE = 2000
 _MAX_KEY = 512
-_MAX_KEPT = 64
+_MAX_KEPT = 256
+_MAX_KEPT_BYTES = 64 * 2**20
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 def application(source: Source, token: str, hosts: Collection[str] = LOOPBACK) -> web.Application:
-    """Return the application. token: what a browser must know. hosts: names and addresses it is called by."""
-    app = web.Application(middlewares=[guard(token, hosts)])
+    """Return the application for one person. token: what a browser must know. hosts: names and addresses it is called
+    by."""
+    return _application(_One(source), guard(token, hosts))
+
+
+def application_of_viewers(viewers: Readers, at_once: int) -> web.Application:
+    """Return the application for many people, with a connection for each request. at_once: answers that are made at
+    the same time."""
+    app = _application(viewers, _closing, at_once=at_once)
+    app.router.add_get("/healthz", _healthz)
+    return app
+
+
+def _application(readers: Readers, *middlewares: Middleware, at_once: int = 32) -> web.Application:
+    app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(add_headers)
-    pages = _Pages(source)
+    pages = _Pages(readers, at_once)
     app.router.add_get("/api/jobs", pages.jobs)
     app.router.add_get("/api/job", pages.job)
     app.router.add_get("/api/log", pages.log)
     app.router.add_get("/{name:[^/]*}", _Static().answer)
     return app
+
+
+@web.middleware
+async def _closing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except web.HTTPException as refused:
+        refused.force_close()
+        raise
+    response.force_close()
+    return response
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    """Answer that this process turns. An API server that is away makes it no worse to start it again."""
+    return web.Response(text="ok\n")
+
+
+class _One:
+    """The reader who has shown the only token."""
+
+    asks_for_token = False
+
+    def __init__(self, source: Source) -> None:
+        self._reader = Reader(source)
+
+    @asynccontextmanager
+    async def reading(self, _: web.Request) -> AsyncIterator[Reader]:
+        yield self._reader
 
 
 class _Kept:
@@ -55,49 +103,68 @@ class _Kept:
 
 
 class _Pages:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+    def __init__(self, readers: Readers, at_once: int) -> None:
+        self._readers, self._turn = readers, asyncio.Semaphore(at_once)
+        self._kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
+        """By reader and page: readers may have different rights."""
 
     async def jobs(self, request: web.Request) -> web.Response:
-        return await self._answer(request, "", lambda: listing(self._source.jobs(), self._source.title))
+        def make(source: Source) -> Any:
+            return {**listing(source.jobs(), source.title), "asksForToken": self._readers.asks_for_token}
+
+        return await self._answer(request, "jobs", make)
 
     async def job(self, request: web.Request) -> web.Response:
         key = _key(request)
-        return await self._answer(request, f"job {key}", lambda: page(self._source.job(key)))
+        return await self._answer(request, f"job {key}", lambda source: page(source.job(key)))
 
     async def log(self, request: web.Request) -> web.Response:
         key, rank = _key(request), _number(request, "rank", 0, MAX_RANKS)
         tail = max(_number(request, "tail", 100, MAX_TAIL), 1)
 
-        def make() -> Any:
-            return {"lines": [text(line, MAX_LINE) for line in self._source.log(key, rank, tail)[-tail:]]}
+        def make(source: Source) -> Any:
+            return {"lines": [text(line, MAX_LINE) for line in source.log(key, rank, tail)[-tail:]]}
 
         return await self._answer(request, f"log {key} {rank} {tail}", make)
 
-    async def _answer(self, request: web.Request, name: str, make: Callable[[], Any]) -> web.Response:
+    async def _answer(self, request: web.Request, name: str, make: Callable[[Source], Any]) -> web.Response:
         """Answer with what `make` returns, or has returned a moment ago; 304 if the browser has it already."""
-        kept = self._kept.setdefault(name, _Kept())
-        self._kept.move_to_end(name)
-        if len(self._kept) > _MAX_KEPT:
-            self._kept.popitem(last=False)
         try:
-            async with kept.lock:
-                if time.monotonic() >= kept.until:
-                    kept.body = await asyncio.to_thread(lambda: orjson.dumps(make()))
-                    kept.etag = hashlib.blake2b(kept.body, digest_size=16).hexdigest()
-                    kept.until = time.monotonic() + self._source.seconds
-                body, etag = kept.body, f'"{kept.etag}"'
+            async with self._readers.reading(request) as reader:
+                body, etag = await self._made(reader, name, make)
         except UnknownJobError:
             return refusal(404, "no such job: it was deleted, or its folder was")
         except SourceError as error:
-            return refusal(503, text(str(error)))
+            return refusal(error.status, text(str(error)), error.ask)
         except Exception as error:  # a defect in one page must not keep others from being read
-            logger.exception("%s", name or "jobs")
+            logger.exception("%s", text(name))
             return refusal(500, f"the server has made a mistake ({type(error).__name__}): its output says more")
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers={"ETag": etag})
         return web.Response(body=body, content_type="application/json", headers={"ETag": etag})
+
+    async def _made(self, reader: Reader, name: str, make: Callable[[Source], Any]) -> tuple[bytes, str]:
+        place = reader.number, name
+        kept = self._kept.setdefault(place, _Kept())
+        self._kept.move_to_end(place)
+        async with kept.lock:
+            if time.monotonic() >= kept.until:
+                try:
+                    async with self._turn:
+                        kept.body = await asyncio.to_thread(lambda: orjson.dumps(make(reader.source)))
+                except BaseException:
+                    self._kept.pop(place, None)
+                    raise
+                kept.etag = f'"{hashlib.blake2b(kept.body, digest_size=16).hexdigest()}"'
+                kept.until = time.monotonic() + reader.source.seconds
+                self._drop()
+            return kept.body, kept.etag
+
+    def _drop(self) -> None:
+        """Drop the answers that were asked for longest ago, until the others are few and small enough."""
+        held = sum(len(kept.body) for kept in self._kept.values())
+        while len(self._kept) > _MAX_KEPT or held > _MAX_KEPT_BYTES:
+            held -= len(self._kept.popitem(last=False)[1].body)
 
 
 def _key(request: web.Request) -> str:

@@ -44,9 +44,9 @@ def guard(token: str, hosts: Collection[str]) -> Middleware:
     return check
 
 
-def refusal(status: int, sentence: str) -> web.Response:
-    """Return an answer that says why there is none."""
-    return web.json_response({"error": sentence}, status=status)
+def refusal(status: int, sentence: str, ask: str = "") -> web.Response:
+    """Return an answer that says why there is none, and what the page asks its reader for."""
+    return web.json_response({"error": sentence, "ask": ask}, status=status)
 
 
 async def add_headers(_: web.Request, response: web.StreamResponse) -> None:

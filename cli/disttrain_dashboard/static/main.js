@@ -1,17 +1,20 @@
 // The page: which view the address names, and the line that says whether the server answers.
 
+import { access } from "./access.js";
 import { say } from "./dom.js";
 import { jobView } from "./job.js";
 import { listView } from "./list.js";
-import { poll, takeToken } from "./server.js";
+import { listPath, poll, takeToken } from "./server.js";
 
 const main = document.getElementById("main");
 const link = document.getElementById("link");
+const own = access();
 let leave = () => {};
 
-function state(sentence) {
+function state(sentence, wanted) {
   say(link, sentence);
   document.body.classList.toggle("away", sentence !== "");
+  if (wanted) own.want(wanted);
 }
 
 function open() {
@@ -21,8 +24,11 @@ function open() {
   const view = key === null ? listView() : jobView(key, state);
   main.replaceChildren(view.element);
   window.scrollTo(0, 0);
-  const path = key === null ? "api/jobs" : `api/job?key=${encodeURIComponent(key)}`;
-  const stop = poll(path, view.show, state);
+  const path = key === null ? listPath() : `api/job?key=${encodeURIComponent(key)}`;
+  const stop = poll(path, (answer) => {
+    if (answer.asksForToken) own.offer();
+    view.show(answer);
+  }, state);
   // Ages and times that are left go on between two answers.
   const timer = setInterval(view.tick, 1000);
   leave = () => {
@@ -51,4 +57,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 takeToken();
+document.getElementById("title").after(own.button);
+main.before(own.form);
 open();

@@ -1,8 +1,10 @@
-// Requests: the token of the address, polling with ETags, and what is shown while the server is away.
+// Requests: the reader's token, polling with ETags, and what is shown while the server is away.
 
 const KEY = "disttrain-token";
+const NAMESPACES = "disttrain-namespaces";
 const SECONDS = 2;
 const LONGEST = 10;
+const WITHOUT_TOKEN = 60;
 
 // The token comes behind "#token=" and leaves the address at once. It is kept for this origin alone, port included.
 export function takeToken() {
@@ -13,26 +15,48 @@ export function takeToken() {
   }
 }
 
+// A token that was typed in is one of the cluster: it ends with this tab.
+export function keep(token, namespaces) {
+  if (token) sessionStorage.setItem(KEY, token);
+  localStorage.setItem(NAMESPACES, namespaces);
+}
+
+export function forget() {
+  sessionStorage.removeItem(KEY);
+}
+
+export function namespaces() {
+  return localStorage.getItem(NAMESPACES) ?? "";
+}
+
+export function listPath() {
+  return namespaces() ? `api/jobs?namespaces=${encodeURIComponent(namespaces())}` : "api/jobs";
+}
+
 export class Refused extends Error {
-  constructor(status, message) {
+  // wanted: what the reader is asked for, "token" or "namespaces".
+  constructor(status, message, wanted) {
     super(message);
     this.status = status;
+    this.wanted = wanted;
   }
 }
 
 // The answer and its ETag; an answer of null: as it was.
 export async function ask(path, etag, signal) {
-  const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` };
+  const token = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+  // Without one, a proxy before the server may have its own.
+  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
   if (etag) headers["If-None-Match"] = etag;
   const response = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit" });
   if (response.status === 304) return { answer: null, etag };
   const answer = await response.json();
-  if (!response.ok) throw new Refused(response.status, String(answer.error));
+  if (!response.ok) throw new Refused(response.status, String(answer.error), answer.ask);
   return { answer, etag: response.headers.get("ETag") };
 }
 
-// Asks again and again until the returned function is called. show(answer) at each change, state(sentence) when the
-// server goes ("" when it is back).
+// Asks again and again until the returned function is called. show(answer) at each change, state(sentence, wanted) when
+// the server goes, or wants something of the reader ("" when it is back).
 export function poll(path, show, state) {
   const end = new AbortController();
   let etag = null;
@@ -46,6 +70,7 @@ export function poll(path, show, state) {
     });
   const look = async () => {
     while (!end.signal.aborted) {
+      let seconds = SECONDS;
       try {
         const found = await ask(path, etag, end.signal);
         etag = found.etag;
@@ -57,9 +82,11 @@ export function poll(path, show, state) {
         failures += 1;
         etag = null;
         if (!(error instanceof Refused) && !(error instanceof TypeError)) console.error(error);
-        state(error instanceof Refused ? error.message : "The server does not answer. Trying again …");
+        const refused = error instanceof Refused;
+        state(refused ? error.message : "The server does not answer. Trying again …", refused ? error.wanted : "");
+        seconds = refused && error.wanted === "token" ? WITHOUT_TOKEN : Math.min(SECONDS * failures, LONGEST);
       }
-      await pause(Math.min(SECONDS * Math.max(failures, 1), LONGEST));
+      await pause(seconds);
       while (document.hidden && !end.signal.aborted) await pause(3600);
     }
   };

@@ -148,6 +148,17 @@ class TestAnswers:
         assert "Traceback" in caplog.text
         assert (await client.get("/api/jobs", headers=RIGHT)).status == 200
 
+    @pytest.mark.parametrize(("bound", "most"), [("_MAX_KEPT", 2), ("_MAX_KEPT_BYTES", 25_000)])
+    async def test_what_is_kept_is_bounded(self, monkeypatch, bound, most) -> None:
+        """Of three answers of 10,000 bytes the last two are kept."""
+        monkeypatch.setattr(f"disttrain_dashboard.app.{bound}", most)
+        jobs = Jobs(a_dashboard_job(), seconds=3600)
+        jobs.lines = ["x" * 1000] * 10
+        async with TestClient(TestServer(application(jobs, TOKEN))) as client:
+            for rank in (0, 1, 0, 2, 0, 1):
+                assert (await client.get(f"{DATA[2]}&rank={rank}", headers=RIGHT)).status == 200
+        assert [what[2] for what in jobs.asked] == [0, 1, 2, 1]
+
     async def test_a_slow_answer_holds_up_no_other(self, client, jobs, monkeypatch) -> None:
         begun, go_on = threading.Event(), threading.Event()
         listed = jobs.jobs
