@@ -33,6 +33,8 @@ class FakeApi:
         self.logs: dict[str, list[str]] = {}
         self.answers: dict[str, tuple[int, Any]] = {}
         self.asked: list[str] = []
+        self.credentials: list[str | None] = []
+        """The header Authorization of each read."""
         self.validated: list[str] = []
         """The query of each write that made or changed something."""
         self.changed = threading.Condition()
@@ -100,6 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         with self.api.changed:
             self.api.asked.append(f"GET {self.path}")
+            self.api.credentials.append(self.headers.get("Authorization"))
             self.api.changed.notify_all()
         if url.path in self.api.answers:
             self._answer(*self.api.answers[url.path])
