@@ -91,7 +91,7 @@ ALL = (
     (
         pytest_step("integration", "tests/integration", seconds=3600, needs=(api_server,)),
         pytest_step("local", "tests/local", seconds=3600),
-        pytest_step("browser", "tests/browser", seconds=900, needs=(browser,)),
+        pytest_step("browser", "tests/browser", seconds=1800, needs=(browser, api_server)),
     ),
     # Has the machine for itself: a cluster is many processes, and some of their limits are Kubernetes' own.
     (pytest_step("e2e", "tests/e2e", seconds=3600, needs=(api_server, cluster)),),

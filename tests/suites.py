@@ -70,7 +70,7 @@ ONLY_IN_COMPLETE = {
 
 IN_GATE = {
     "tests/integration/": (
-        r"/test_(bounds|chart_values|crd|crd_life|rules_agree|operator|isolation|submit|older_jobs|ways_in|queue_label)\.py",
+        r"/test_(bounds|chart_values|crd|crd_life|rules_agree|operator|isolation|submit|older_jobs|ways_in|queue_label|dashboard)\.py",
         r"/test_fuzz\.py::test_validate_and_the_api_server_agree",
         r"/test_operator_faults\.py::test_an_operator_that_is_killed_during_a_restart_counts_it_once",
         r"/test_operator_faults\.py::test_what_happens_while_the_operator_is_down_is_seen",
