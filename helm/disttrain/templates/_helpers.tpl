@@ -41,6 +41,17 @@ app.kubernetes.io/name: {{ default "disttrain-operator" .Values.nameOverride }}-
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Of the dashboard's pods. Nothing that is for the operator's must select them, also by the instance alone: the jobs'
+NetworkPolicies admit that to the agents. */}}
+{{- define "disttrain.dashboardSelector" -}}
+app.kubernetes.io/name: {{ default "disttrain" .Values.nameOverride | trunc 53 }}-dashboard
+app.kubernetes.io/instance: {{ .Release.Name }}-dashboard
+{{- end }}
+
+{{- define "disttrain.dashboardLabels" -}}
+{{- merge (include "disttrain.dashboardSelector" . | fromYaml) (include "disttrain.labels" . | fromYaml) | toYaml }}
+{{- end }}
+
 {{/* The Secret with the key of the jobs' tokens that the operator makes where no other is named. */}}
 {{- define "disttrain.tokenKeySecret" -}}
 {{ include "disttrain.name" . }}-job-token-key

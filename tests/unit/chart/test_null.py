@@ -20,6 +20,7 @@ EVERYTHING = (
     "networkPolicy.perJob=true",
     "networkPolicy.operator.enabled=true",
     'tokenKey.existingSecret="mine"',
+    "dashboard.enabled=true",
     *(f"metrics.{part}.enabled=true" for part in ("serviceMonitor", "prometheusRule", "grafanaDashboard")),
     "crds.enabled=false",
 )
@@ -63,8 +64,9 @@ def test_null_where_a_value_must_say_something_is_refused_by_its_name(helm: Path
 def test_null_elsewhere_is_the_empty_value(helm: Path, path: str, field: dict[str, Any]) -> None:
     code, text = rendered(helm, f"{path}=null")
     assert code == 0, text
-    (deployment,) = [part for part in yaml.load_all(text, yaml.CSafeLoader) if part and part["kind"] == "Deployment"]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    deployments = [part for part in yaml.load_all(text, yaml.CSafeLoader) if part and part["kind"] == "Deployment"]
+    pods = [deployment["spec"]["template"]["spec"] for deployment in deployments]
+    (container,) = [one for pod in pods for one in pod["containers"] if one["name"] == "operator"]
     read_settings(container["args"], {})
     if path in NO_EMPTY_VALUE:
         default = NO_EMPTY_VALUE[path]
