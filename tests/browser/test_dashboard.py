@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ async def test_hostile_texts_are_texts(tmp_path: Path) -> None:
         await page.value("document.querySelector('tbody a').click()")
         await page.until("document.querySelector('.cell') !== null")
         await page.value("document.querySelector('.cell').click()")
-        await page.value("document.querySelector('form button').click()")
+        await page.value("document.querySelector('main form button').click()")
         await page.until("document.querySelector('pre.log').textContent.includes('onerror')")
         assert await page.value("document.querySelectorAll('main img, main script').length") == 0
         assert "<img src=x onerror=alert(1)>" in await page.value("document.querySelector('.attempts').textContent")
@@ -216,6 +217,20 @@ async def test_hostile_texts_are_texts(tmp_path: Path) -> None:
         page.problems.clear()
 
 
+async def test_a_job_that_was_deleted_is_marked_and_has_no_log() -> None:
+    gone = replace(a_dashboard_job("old", "default/old/uid", phase="Succeeded"), deleted=True)
+    async with opened(Jobs(gone, a_dashboard_job())) as (page, _):
+        assert await page.value("document.querySelector('.summary').textContent") == "2 jobs, 1 running, 1 deleted"
+        await page.value("document.getElementById('filter').focus()")
+        await page.type("deleted")
+        await page.until(f"{SHOWN} === 1")
+        assert await page.value("document.querySelector('tbody th').innerText") == "old deleted"
+        await page.value("document.querySelector('tbody a').click()")
+        await page.until("document.querySelector('h1')?.textContent === 'old'")
+        hidden = "['Log', 'Ranks'].map((name) => document.querySelector(`section[aria-label=${name}]`).hidden).join()"
+        assert await page.value(hidden) == "true,true"
+
+
 async def test_without_the_token_nothing_is_shown() -> None:
     jobs = Jobs(a_dashboard_job())
     server = Server(jobs)
@@ -223,7 +238,7 @@ async def test_without_the_token_nothing_is_shown() -> None:
         try:
             address = await server.start()
             await page.open(address.partition("#")[0])
-            await page.until("document.getElementById('link').textContent.includes('token')")
+            await page.until("document.getElementById('link')?.textContent.includes('token')")
             assert await page.value(SHOWN) == 0
             assert jobs.asked == []
         finally:

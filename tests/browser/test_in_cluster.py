@@ -40,7 +40,7 @@ async def opened(cluster: ControlPlane, folder: Path) -> AsyncIterator[Page]:
     with running_dashboard(cluster, folder) as address:
         async with browser() as page:
             await page.open(address)
-            await page.until("document.activeElement.id === 'token'")
+            await page.until("document.activeElement?.id === 'token'")
             yield page
             assert page.problems == []
 

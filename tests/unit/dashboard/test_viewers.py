@@ -193,6 +193,7 @@ async def test_requests_of_a_viewer_wait_and_not_too_many(world, monkeypatch) ->
         others = [asyncio.create_task(client.get(JOB, headers=by("ann"))) for _ in range(2)]
         refused = next(iter(await asyncio.wait(others, return_when="FIRST_COMPLETED"))).pop().result()
         assert refused.status == 429
+        assert await names(client, "bob") == ["other"], "asked after, and answered"
         assert ("job", "default/digits") not in world.of["ann"].asked
         go_on.set()
         assert [(await one).status for one in (under_way, *others)].count(200) == 2
