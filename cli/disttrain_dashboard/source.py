@@ -40,6 +40,8 @@ class Job:
     left_seconds: float | None = None
     phase: str | None = None
     """In place of the status' phase."""
+    deleted: bool = False
+    """It is gone, and this is what the history has kept."""
 
     @cached_property
     def status(self) -> JobStatus:

@@ -1,5 +1,6 @@
 """Jobs of a cluster as a source of pages, read with the rights of the client that it is given."""
 
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -11,10 +12,12 @@ from disttrain.client import Client
 from disttrain.cluster.api import ApiError
 from disttrain.cluster.events import readable_events
 from disttrain.cluster.remote import RemoteJob
+from disttrain.dashboard.past import Past, seen
 from disttrain.errors import CommandError
 from disttrain.logs.follow import lines_now
 from disttrain.logs.pick import Pick
 from disttrain.views.why import why
+from disttrain_api.history import HistoryEntry
 from disttrain_dashboard.app import MAX_LINE
 from disttrain_dashboard.source import Job, Listing, Seen, SourceError, UnknownJobError
 from disttrain_dashboard.views.curves import Curves, Panel
@@ -30,6 +33,7 @@ server."""
 POINTS = 120
 """The most points of a curve."""
 _MOST_LINES = 5000
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 class Figures:
@@ -82,17 +86,19 @@ class ClusterJobs:
         """namespaces: none: all."""
         self._client, self._namespaces, self._clock = client, namespaces, clock
         self._figures = Figures() if figures is None else figures
+        self._past = Past(client, namespaces)
         self.seconds = FRESH_SECONDS
         self.title = title or f"Jobs of {in_words(namespaces)} at {client.api.server}"
 
     def jobs(self) -> Listing:
-        """Return the first jobs in the order of their namespaces and names."""
-        with self._asking():
+        """Return the first jobs in the order of their namespaces and names, and those that were deleted."""
+        with self._asking() as now:
             found, more = self._all() if not self._namespaces else self._some()
+            past = self._past.listed({job.uid for job in found}, max(MAX_JOBS - len(found), 0), now)
         self._figures.learn(found[:MAX_JOBS])
         if len(found) > MAX_JOBS:
             more.insert(0, f"The first {MAX_JOBS} jobs are shown, and there are more.")
-        return Listing([_job(job) for job in found[:MAX_JOBS]], " ".join(more))
+        return Listing([*map(_job, found[:MAX_JOBS]), *past], " ".join(more))
 
     def _all(self) -> tuple[list[RemoteJob], list[str]]:
         return self._client.list(all_namespaces=True, most=MAX_JOBS + 1), []
@@ -119,6 +125,9 @@ class ClusterJobs:
         """Return a job with its pods, and the Events on it and on the first pod that does not start."""
         with self._asking():
             job = self._get(key)
+            if isinstance(job, HistoryEntry):
+                # Without curves: whoever may change ConfigMaps may write the uid of any job.
+                return seen(job)
             pods = self._client.pods(job, most=MAX_RANKS)
             events = readable_events(self._client, job)
             unstarted = next((pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"), None)
@@ -132,32 +141,41 @@ class ClusterJobs:
         """Return the last lines of a rank of the current attempt."""
         with self._asking():
             job = self._get(key)
+            if isinstance(job, HistoryEntry):
+                raise SourceError(f"{job.namespace}/{job.name} was deleted, and its pods with it", 404)
             lines = min(tail * ranks_per_pod(job.raw.get("spec")), _MOST_LINES)
             found = lines_now(self._client, job, Pick(ranks=frozenset({rank})), tail=lines)
             return list(deque((line.content[:MAX_LINE] for line in found), maxlen=tail))
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Let the answer hold as long as it has cost. Raises SourceError for what the client raises."""
+    def _asking(self) -> Iterator[float]:
+        """Yield the time, and let the answer hold as long as it has cost. Raises SourceError for what the client
+        raises."""
         began = self._clock()
         try:
-            yield
+            yield began
         except CommandError as error:
             refused = isinstance(error, ApiError) and error.status in (401, 403)
             raise SourceError(str(error), error.status if refused else 503) from error
         finally:
             self.seconds = min(max(FRESH_SECONDS, SHARE * (self._clock() - began)), LONGEST_SECONDS)
 
-    def _get(self, key: str) -> RemoteJob:
+    def _get(self, key: str) -> RemoteJob | HistoryEntry:
+        """Return the job; of one that is gone what the history has. Raises UnknownJobError."""
         namespace, _, name = key.partition("/")
-        if not name or not namespace or (self._namespaces and namespace not in self._namespaces):
+        name, _, uid = name.partition("/")
+        if not (name and _NAMESPACE.fullmatch(namespace)) or (self._namespaces and namespace not in self._namespaces):
             raise UnknownJobError
-        try:
-            return self._client.get(name, namespace=namespace)
-        except ApiError as error:
-            if error.status == 404:
-                raise UnknownJobError from error
-            raise
+        if not uid:
+            try:
+                return self._client.get(name, namespace=namespace)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        entry = self._past.find(namespace, name, uid or None)
+        if entry is None:
+            raise UnknownJobError
+        return entry
 
 
 def in_words(namespaces: Sequence[str]) -> str:

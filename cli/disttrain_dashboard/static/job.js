@@ -131,6 +131,7 @@ export function jobView(key, state) {
       element.hidden = false;
       const job = data.job;
       say(name, job.name || key);
+      lines.element.hidden = job.deleted;
       document.title = `${job.name} – disttrain`;
       showPhase(phase, job.phase);
       say(why, data.why);

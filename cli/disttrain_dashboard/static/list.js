@@ -36,7 +36,7 @@ function compare(a, b) {
 }
 
 function matches(job) {
-  const text = `${job.namespace} ${job.name} ${job.phase} ${job.strategy}`.toLowerCase();
+  const text = `${job.namespace} ${job.name} ${job.phase} ${job.strategy} ${job.deleted ? "deleted" : ""}`.toLowerCase();
   return chosen.filter.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
@@ -107,8 +107,10 @@ export function listView() {
       drawn = keys;
     }
     const running = jobs.filter((job) => job.phase === "Running").length;
+    const deleted = jobs.filter((job) => job.deleted).length;
     const hits = found.length === jobs.length ? "" : `${count(found.length)} of `;
-    say(summary, jobs.length ? `${hits}${count(jobs.length)} jobs, ${count(running)} running` : "No jobs yet");
+    const words = `${hits}${count(jobs.length)} jobs, ${count(running)} running${deleted ? `, ${count(deleted)} deleted` : ""}`;
+    say(summary, jobs.length ? words : "No jobs yet");
     more.hidden = shown >= found.length;
     say(more, `Show more (${count(found.length - Math.min(shown, found.length))})`);
   }
@@ -140,13 +142,15 @@ function row(key) {
   );
   const phase = h("span.phase");
   const bar = progressBar();
-  cells.name.append(link);
+  const gone = h("span.note", { hidden: "" }, " deleted");
+  cells.name.append(link, gone);
   cells.phase.append(phase);
   cells.progress.append(bar.element);
   return {
     element: h("tr", {}, ...COLUMNS.map((column) => cells[column.id])),
     update(job) {
       say(link, job.name || key);
+      gone.hidden = !job.deleted;
       say(cells.namespace, job.namespace);
       showPhase(phase, job.phase);
       say(cells.strategy, job.strategy);

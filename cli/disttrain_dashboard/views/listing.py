@@ -44,6 +44,7 @@ def row(job: Job) -> dict[str, Any]:
         "restarts": number(status.restarts),
         "created": name(part(metadata, "creationTimestamp")),
         "finished": name(status.completion_time),
+        "deleted": job.deleted,
     }
 
 

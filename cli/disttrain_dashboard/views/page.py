@@ -25,7 +25,7 @@ def page(seen: Seen) -> dict[str, Any]:
         "why": text(seen.why, 8192),
         "todo": [text(sentence) for sentence in seen.todo[:8]],
         "facts": [[label, text(value)] for label, value in _facts(seen)],
-        "ranks": grid(part(job.raw, "spec"), status.world_size, seen.ranks),
+        "ranks": grid(part(job.raw, "spec"), status.world_size, seen.ranks) if not job.deleted else None,
         "panels": list(seen.panels),
         "goodput": goodput(status.goodput, job.phase) if status.goodput is not None else None,
         "attempts": [attempt(one) for one in status.attempts[-MAX_ATTEMPTS:]],

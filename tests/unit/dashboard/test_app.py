@@ -140,9 +140,10 @@ class TestAnswers:
         self, client, jobs, monkeypatch, caplog
     ) -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(jobs, "jobs", lambda: {}["a"])
-            answer = await client.get("/api/jobs", headers=RIGHT)
+            broken.setattr(jobs, "job", lambda _: {}["a"])
+            answer = await client.get("/api/job?key=a%0Ab", headers=RIGHT)
         assert answer.status == 500
+        assert "\n" not in caplog.records[-1].getMessage()
         assert "KeyError" in (await answer.json())["error"]
         assert "Content-Security-Policy" in answer.headers
         assert "Traceback" in caplog.text

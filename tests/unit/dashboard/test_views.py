@@ -33,7 +33,7 @@ class TestRow:
         assert row(a_dashboard_job()) == {
             "key": "default/digits", "name": "digits", "namespace": "default", "phase": "Running", "strategy": "dp2",
             "ranks": 2, "step": 30, "total": 100, "loss": 0.5, "rate": 7.0, "left": None, "leftAt": TIME,
-            "goodput": 80, "restarts": 0, "created": TIME, "finished": "",
+            "goodput": 80, "restarts": 0, "created": TIME, "finished": "", "deleted": False,
         }  # fmt: skip
 
     def test_what_a_runner_knows_is_newer_than_the_status(self) -> None:
