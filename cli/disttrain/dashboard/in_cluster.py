@@ -59,7 +59,7 @@ def _settings(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--address", default="", help="to listen at; absent: all of this machine")
     parser.add_argument("--server", default=_server(), help="the API server; absent: that of the pod's cluster")
     parser.add_argument("--ca-file", type=Path, required=True, help="PEM with the authority of its certificate")
-    parser.add_argument("--namespace", default="", help="whose jobs are listed first, with commas between; absent: all")
+    parser.add_argument("--namespace", default="", help="listed where a viewer names none, commas between; absent: all")
     settings = parser.parse_args(arguments)
     if not settings.server:
         parser.error("this is no pod of a cluster: name the API server with --server")

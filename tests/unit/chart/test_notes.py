@@ -36,6 +36,9 @@ def test_they_name_both_images_and_how_a_missing_one_shows(tmp_path: Path, setti
     (chart / "templates" / "notes.yaml").write_text('kind: Notes\ntext: {{ tpl (.Files.Get "NOTES") . | toJson }}\n')
     objects = render(chart, *settings)
     text = objects["Notes"]["text"]
+    assert "port-forward" not in text
+    shown = render(chart, "dashboard.enabled=true")["Notes"]["text"]
+    assert "\n`kubectl port-forward -n system service/disttrain-dashboard 8471:80` leads to the dashboard" in shown
     (operator,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
     (trainer,) = [flag for flag in operator["args"] if flag.startswith("--trainer-image=")]
     assert f"- {operator['image']}\n- {trainer.removeprefix('--trainer-image=')}\n" in text

@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from disttrain.dashboard.in_cluster import CONNECTIONS, MAX_FIELD, main
+from disttrain.dashboard.in_cluster import BOUNDS, CONNECTIONS, MAX_FIELD, main
+from disttrain.dashboard.past import MAX_PAST
+from disttrain_dashboard.app import _MAX_KEPT_BYTES
+from disttrain_dashboard.viewers import MAX_NAMESPACES, Limits
+from disttrain_dashboard.views.listing import MAX_JOBS
 from tests.unit.cli.fake_api import JOBS, FakeApi
 from tests.unit.dashboard.test_cluster import put
 from tools.cluster.paths import REPOSITORY
@@ -161,3 +165,18 @@ def test_without_an_api_server_it_says_what_is_missing(capsys, monkeypatch, tmp_
             (tmp_path / "ca.crt").write_text(content)
         assert main([f"--ca-file={tmp_path / 'ca.crt'}"]) == 1
         assert str(tmp_path / "ca.crt") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{CONNECTIONS.connections} connections, each for one request",
+        f"of each token {Limits().per_second:g} requests a second and",
+        f"{MAX_JOBS:,} jobs and {BOUNDS.list // 2**20} MiB",
+        f"answers that are kept by {_MAX_KEPT_BYTES // 2**20} MiB",
+        f"at most {MAX_NAMESPACES}, in the field",
+        f"the last {MAX_PAST} of the",
+    ],
+)
+def test_a_number_of_the_page_is_the_codes(words: str) -> None:
+    assert words in " ".join((REPOSITORY / "docs" / "dashboard.md").read_text().split())
