@@ -7,6 +7,7 @@ no slower than that; on an H100 505,000 tokens per second. Without a GPU it says
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
 
+import importlib.util
 import json
 import statistics
 import sys
@@ -81,8 +82,8 @@ class Length:
         return cls(window, 2 * window, WINDOWS * window)
 
 
-def job(shape: Shape, micro: int, passes: int, length: Length) -> dict[str, Any]:
-    """job.json."""
+def job(shape: Shape, micro: int, passes: int, length: Length, float8: str | None = None) -> dict[str, Any]:
+    """job.json. float8: how linear layers multiply in FP8; None: in BF16."""
     sizes = {"layers": shape.layers, "heads": shape.heads, "width": shape.width}
     data = {"samples": 64 * micro, "length": shape.tokens, "vocabulary": shape.vocabulary}
     steps = length.warm + length.measured
@@ -109,6 +110,8 @@ def job(shape: Shape, micro: int, passes: int, length: Length) -> dict[str, Any]
         # One checkpoint, after the last step and outside of what is measured.
         "checkpoint": {"interval": steps},
     }
+    if float8 is not None:
+        training["float8"] = float8
     return ranks.job(training)
 
 
@@ -132,12 +135,12 @@ def plain(described: dict[str, Any], length: Length) -> Measured:
     return Measured(statistics.median(seconds), memory)
 
 
-def rows(shape: Shape, micro: int, passes: int, peak: float | None) -> Iterator[harness.Row]:
-    """Trainer and plain loop in turn. peak: operations per second of the GPU."""
+def rows(shape: Shape, micro: int, passes: int, peak: float | None, float8: str | None = None) -> Iterator[harness.Row]:
+    """Trainer and plain loop, which computes in BF16, in turn. peak: operations per second of the GPU."""
     length = Length.of(passes)
     described = job(shape, micro, passes, length)
-    reference, found = plain(described, length), ours(described, length)
-    name = f"micro batch {micro}" + (f", {passes} a step" if passes > 1 else "")
+    reference, found = plain(described, length), ours(job(shape, micro, passes, length, float8), length)
+    name = f"micro batch {micro}" + (f", {passes} a step" if passes > 1 else "") + (f", FP8 {float8}" if float8 else "")
     speeds = [passes * micro * shape.tokens / run.seconds for run in (found, reference)]
     yield harness.Row(f"{name}: throughput", speeds[0], "tokens/s", speeds[1])
     if peak is not None:
@@ -156,6 +159,10 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     print(f"gpu {name}")
     for micro, passes in BATCHES[:1] if quick else BATCHES:
         yield from rows(Shape(), micro, passes, peak_flops(name))
+    if importlib.util.find_spec("torchao") is None:
+        print("FP8 is not measured: torchao is not installed", file=sys.stderr)
+    elif not quick:
+        yield from rows(Shape(), *BATCHES[0], peak_flops(name), "Rowwise")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 UNKNOWN_FIELD = "unknown field"
 # Nobody misspells a field like this; and a search costs time in proportion to the length.
 _MAX_GUESSED = 64
-_MAX_LISTED = 24
+_MAX_LISTED = 32
 NO_VALUE = "has no value: set one, or remove the key"
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {

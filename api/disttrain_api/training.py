@@ -85,6 +85,13 @@ class Precision(StrEnum):
     FP16 = "FP16"
 
 
+class Float8Recipe(StrEnum):
+    """What shares a scale when the factors of a linear layer's products are rounded to FP8."""
+
+    TENSORWISE = "Tensorwise"
+    ROWWISE = "Rowwise"
+
+
 class ActivationCheckpointing(StrEnum):
     """Which activations the backward pass computes anew instead of keeping them."""
 
@@ -359,6 +366,9 @@ class Training(ApiModel):
     precision: Precision = Precision.FP32
     """FP32; TF32 rounds the factors of matrix products on GPUs; BF16 and FP16 run the forward pass under autocast
     (shards gather parameters so), FP16 with a loss scaler. Losses are FP32."""
+    float8: Float8Recipe | None = None
+    """Linear layers but the last multiply in FP8, scaled by tensor or by row (torchao). A CPU emulates it. Absent: no.
+    """
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     """None keeps all activations; Selective the results of matrix products and attention; Full each layer's inputs.
     The last layer keeps all: its backward pass follows at once."""

@@ -15,6 +15,22 @@ GPT_ON_TEXT = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}}}
 
 COMBINATION_REFUSALS = (
     Refusal(
+        "Float8NeedsBF16",
+        "spec.training.float8",
+        "`float8` needs `precision` BF16, found FP32: what is not multiplied in FP8 is BF16",
+        {"training": {"float8": "Rowwise"}},
+    ),
+    Refusal(
+        "Float8WithTensor",
+        "spec.training.float8",
+        "`float8` conflicts with `tensorParallelDegree` 2, which computes parts of linear layers: use"
+        " `dataParallelShardDegree`",
+        {
+            "training": {**GPT_ON_TEXT["training"], "float8": "Tensorwise", "precision": "BF16"},
+            "parallelism": {"tensorParallelDegree": 2},
+        },
+    ),
+    Refusal(
         "TensorNeedsPlan",
         f"{PARALLELISM}.tensorParallelDegree",
         "the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found 2; use"

@@ -38,6 +38,7 @@ from disttrain_trainer.parallel.context.build import compute_parts, keep_documen
 from disttrain_trainer.parallel.data_parallel import replicate
 from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing
+from disttrain_trainer.parallel.float8 import multiply_in_float8
 from disttrain_trainer.parallel.layer_order import LayerOrder
 from disttrain_trainer.parallel.layers import composes, layers_of
 from disttrain_trainer.parallel.local_sgd.build import build_replicas
@@ -96,6 +97,8 @@ def build_state(config: Config, world: World) -> State:
             "still; where that is not meant, call its `train()` where it is made",
         )
     require_memory_to_train(module, config, world)
+    if training.float8 is not None:
+        log_first_rank(world, multiply_in_float8(module, training.float8, world.device))
     return assemble(task, data, sampler, module, config, world, callbacks)
 
 

@@ -3,7 +3,7 @@
 from disttrain_api.rules.layout import PROCESSES
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Loss, LossName, ModelName
+from disttrain_api.training import Loss, LossName, ModelName, Precision
 
 _TENSOR = given("self.parallelism.?tensorParallelDegree", "1")
 _EXPERT = given("self.parallelism.?expertParallelDegree", "1")
@@ -83,7 +83,36 @@ def _whole_logits(spec: JobSpec) -> Values | None:
     return when(bool(spec.parallelism.vocabulary_parallel) and loss is not LossName.CROSS_ENTROPY, loss=loss.value)
 
 
+def _float8(spec: JobSpec) -> bool:
+    return spec.training is not None and spec.training.float8 is not None
+
+
+def _float8_of(spec: JobSpec) -> Values | None:
+    precision = spec.training.precision if spec.training is not None else Precision.BF16
+    return when(_float8(spec) and precision is not Precision.BF16, precision=precision.value)
+
+
 COMBINATION_RULES = (
+    Rule(
+        id="Float8NeedsBF16",
+        path="spec.training.float8",
+        scope="spec.training",
+        sentence="`float8` needs `precision` BF16, found {precision}: what is not multiplied in FP8 is BF16",
+        check=_float8_of,
+        cel="!has(self.float8) || self.precision == 'BF16'",
+        values={"precision": "self.precision"},
+        reads=("spec.training.float8", "spec.training.precision"),
+    ),
+    Rule(
+        id="Float8WithTensor",
+        path="spec.training.float8",
+        sentence="`float8` conflicts with `tensorParallelDegree` {degree}, which computes parts of linear layers: use"
+        " `dataParallelShardDegree`",
+        check=lambda spec: when(_float8(spec) and _tensor(spec) > 1, degree=_tensor(spec)),
+        cel=f"!has(self.training) || !has(self.training.float8) || {_TENSOR} == 1",
+        values={"degree": _TENSOR},
+        reads=("spec.training.float8", "spec.parallelism.tensorParallelDegree"),
+    ),
     Rule(
         id="TensorNeedsPlan",
         path="spec.parallelism.tensorParallelDegree",

@@ -1,4 +1,4 @@
-"""The few numbers of each step do not wait behind activations and gradients: where gloo sends both, they have a group."""
+"""The few numbers of each step do not wait behind activations and gradients: with gloo they have their own group."""
 
 from datetime import timedelta
 from types import SimpleNamespace

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
-from disttrain_api.training import Precision
+from disttrain_api.training import Float8Recipe, Precision
 from disttrain_trainer.metrics.flops import peak_flops
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.host_limits import cores
 
 # Within Device `torch` is a field.
@@ -77,6 +78,21 @@ class Device:
     def has_sync_batch_norm(self) -> bool:
         """Whether torch's own nn.SyncBatchNorm computes here; it knows GPUs alone."""
         return self.kind == "cuda"
+
+    def emulates_float8(self, recipe: Float8Recipe) -> bool:
+        """Whether products in FP8 are computed as rounded ones in BF16: on a CPU. Raises InvalidConfiguration for a GPU
+        that has none."""
+        if self.kind == "cpu":
+            return True
+        needed = (8, 9) if recipe is Float8Recipe.TENSORWISE else (9, 0)
+        found = torch.cuda.get_device_capability(self.torch)
+        if found < needed:
+            name = torch.cuda.get_device_name(self.torch)
+            raise InvalidConfiguration(
+                f"`training.float8` {recipe.value} needs a GPU of compute capability {needed[0]}.{needed[1]} or later, "
+                f"the {name} has {found[0]}.{found[1]}: remove it"
+            )
+        return False
 
     @property
     def activities(self) -> list[ProfilerActivity]:

@@ -1,0 +1,135 @@
+"""Linear layers that multiply in FP8: which, in each layout alike, and what is refused. A CPU emulates the products."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from disttrain_api.training import Float8Recipe
+from disttrain_trainer.moe.experts import FeedForwardExperts
+from disttrain_trainer.moe.layer import MixtureOfExperts
+from disttrain_trainer.parallel.float8 import linear_layers, multiply_in_float8
+from disttrain_trainer.runtime.device import GLOO, NCCL, Device
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from tests.unit.trainer.comparisons import series
+from tests.unit.trainer.worlds import run_cases, small, user
+
+CPU = Device(torch.device("cpu"), GLOO)
+PP = {"pipelineParallelDegree": 2}
+LAYOUTS = {
+    "fsdp": ({"dataParallelShardDegree": 2}, {}),
+    "fsdp, recomputed": ({"dataParallelShardDegree": 2}, {"activationCheckpointing": "Full"}),
+    "cp": ({"contextParallelDegree": 2, "contextParallelMethod": "Ring"}, {}),
+    "pp": (PP, {}),
+    "pp, ZBVZeroBubble": (PP | {"pipeline": {"schedule": "ZBVZeroBubble", "microbatches": 4}}, {}),
+    "devices": ({"devicesPerProcess": 2}, {}),
+}
+STEPS = 4
+
+
+def training(float8="Rowwise", **changes):
+    gpt = user("double_gpt", double=False, tieWeights=False, width=32, layers=4)
+    fields = {"float8": float8} if float8 else {}
+    logged = {"precision": "BF16", "steps": STEPS, "logging": {"interval": 1}}
+    return small(model=gpt, data=user("double_tokens"), **logged, **fields, **changes)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    cases = {
+        name: {"training": training(**changes), "parallelism": layout} for name, (layout, changes) in LAYOUTS.items()
+    }
+    cases |= {f"dp, {kind}": {"training": training(kind)} for kind in ("Rowwise", "Tensorwise", None)}
+    cases["local SGD"] = {
+        "training": training(),
+        "parallelism": {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 1}}},
+    }
+    resumed = {"training": training()}
+    runs = {name: [case] for name, case in cases.items()} | {"resumed": [resumed | {"stop_after": 2}, resumed]}
+    return run_cases(tmp_path_factory.mktemp("float8"), 2, runs)
+
+
+@pytest.mark.parametrize(("layout", "near"), [*((layout, 2**-6) for layout in LAYOUTS), ("local SGD", 2**-5)])
+def test_layouts_compute_alike(results, layout, near):
+    found, expected = results[layout], results["dp, Rowwise"]
+    assert found["errors"] == [None]
+    assert series(found) == pytest.approx(series(expected), rel=near)
+
+
+@pytest.mark.parametrize("recipe", ["Rowwise", "Tensorwise"])
+def test_products_are_rounded_and_parameters_are_not(results, recipe):
+    found, exact = results[f"dp, {recipe}"], results["dp, None"]
+    assert series(found) != series(exact)
+    assert series(found) == pytest.approx(series(exact), rel=2**-4)
+    assert series(found)[-1] < series(found)[0]
+    assert found["parameters"].keys() == exact["parameters"].keys()
+    assert {value.dtype for value in found["parameters"].values()} == {torch.float32}
+
+
+def test_the_recipes_are_two(results):
+    assert series(results["dp, Rowwise"]) != series(results["dp, Tensorwise"])
+
+
+def test_a_resumed_run_is_the_same(results):
+    assert series(results["resumed"])[-2:] == series(results["dp, Rowwise"])[-2:]
+
+
+class Own(nn.Linear):
+    """Computes something else, perhaps."""
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 24), nn.Linear(24, 32), Own(32, 32))
+        self.experts = MixtureOfExperts(FeedForwardExperts(16, 32, 64), 16, 32)
+        self.head = nn.Linear(32, 16)
+
+
+def test_neither_the_last_layer_nor_routers_nor_odd_sizes_nor_layers_of_another_class():
+    model = Model()
+    assert linear_layers(model) == {"inner.0"}
+    line = multiply_in_float8(model, Float8Recipe.ROWWISE, CPU)
+    assert line == "1 linear layers multiply in FP8 (Rowwise, emulated on this CPU, which is slower than BF16)"
+    assert [type(model.get_submodule(name)) is nn.Linear for name in ("inner.0", "inner.2", "head")] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
+def refusal(model, device=CPU, recipe=Float8Recipe.ROWWISE):
+    with pytest.raises(InvalidConfiguration) as refused:
+        multiply_in_float8(model, recipe, device)
+    return str(refused.value)
+
+
+def test_a_model_without_such_layers_is_refused():
+    assert "the model has no nn.Linear, except its last one, whose sizes are multiples of 16" in refusal(
+        nn.Linear(16, 16)
+    )
+
+
+def test_an_image_without_torchao_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    assert "the package torchao is not in the image; install `disttrain[fp8]`" in refusal(Model())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "needed"),
+    [
+        ("Tensorwise", (8, 6), "8.9"),
+        ("Rowwise", (8, 9), "9.0"),
+        ("Tensorwise", (8, 9), None),
+        ("Rowwise", (10, 0), None),
+    ],
+)
+def test_a_gpu_without_such_products_is_refused(monkeypatch, recipe, capability, needed):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A10")
+    device = Device(torch.device("cuda", 0), NCCL)
+    if needed is None:
+        assert device.emulates_float8(Float8Recipe(recipe)) is False
+        return
+    found = ".".join(map(str, capability))
+    expected = f"{recipe} needs a GPU of compute capability {needed} or later, the A10 has {found}: remove it"
+    assert expected in refusal(Model(), device, Float8Recipe(recipe))
