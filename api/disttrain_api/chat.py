@@ -28,7 +28,10 @@ class ChatConfig(ApiModel):
     tokenizer: Path
     """A folder with `tokenizer.json`, `tokenizer_config.json` and a chat template, as a model's is."""
     sequence_length: Annotated[int, Field(ge=2, le=1_000_000)] = 1024
-    """The most tokens of a conversation. A batch is as long as its longest one."""
+    """The most tokens of a conversation. A batch is as long as its longest one, with `packing` as long as this."""
+    packing: bool = False
+    """Whether a sample is a sequence of several whole conversations, each of which attends to itself alone, as with
+    `documentMask` of a corpus."""
     long_conversations: LongConversations = LongConversations.REFUSE
     """What becomes of longer ones. Refuse: the job fails before its first step; Truncate: their end is cut off."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.01

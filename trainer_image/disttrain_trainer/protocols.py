@@ -97,15 +97,15 @@ class OffersTensorPlan(Protocol):
 
 
 class ContextPart(Protocol):
-    """This rank's part of every sequence, of which the ranks of a context group have one each. With the corpus's
-    `documentMask` each document is a sequence."""
+    """This rank's part of every sequence, of which the ranks of a context group have one each. With `documentMask` of a
+    corpus or `packing` of conversations each document is a sequence."""
 
     degree: int
     """Number of parts."""
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """Return where in the whole sequences the `tokens` tokens of a part are: [tokens], int64; with `documentMask`
-        where in their documents: [B, tokens]."""
+        """Return where in the whole sequences the `tokens` tokens of a part are: [tokens], int64; where documents
+        are kept apart, in their documents: [B, tokens]."""
 
     def causal_attention(
         self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, scale: float | None = None
@@ -116,7 +116,7 @@ class ContextPart(Protocol):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
         """Return `attention(query, key, value)` of the whole sequences. It is called with some of the heads of each,
-        and with `documentMask` for each document; keys and values may have fewer heads than queries. Ranks of a group
+        and where documents are kept apart for each; keys and values may have fewer heads than queries. Ranks of a group
         call it together. Raises InvalidConfiguration with `contextParallelMethod` Ring, where no rank sees whole
         sequences."""
 

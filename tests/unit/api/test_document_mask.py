@@ -1,4 +1,4 @@
-"""Layouts in which `documentMask` has no effect are refused by name."""
+"""Layouts in which `documentMask` and `packing` have no effect are refused by name."""
 
 from typing import Any
 
@@ -7,19 +7,25 @@ import pytest
 from disttrain_api.validate import problems
 from tests.builders import a_manifest
 
-PLACE = "spec.training.data.config.documentMask"
+# The data, and the field by which they have documents.
+DATA = {
+    "documentMask": {"name": "corpus", "config": {"path": "/corpus"}},
+    "packing": {"name": "chat", "config": {"path": "/chats", "tokenizer": "/tokenizer"}},
+}
 PIPELINE = {"pipelineParallelDegree": 2}
 
 
-def found(parallelism: dict[str, Any], **config: Any) -> list[str]:
-    """All that is wrong with a gpt on a corpus."""
+def found(parallelism: dict[str, Any], setting: str, value: bool) -> list[str]:
+    """All that is wrong with a gpt on such data."""
+    data: dict[str, Any] = DATA[setting]
     training = {
-        "model": {"name": "gpt", "config": {"tieWeights": False}},
-        "data": {"name": "corpus", "config": {"path": "/corpus", **config}},
+        "model": {"name": "gpt", "config": {"tieWeights": False, "vocabularySize": 256}},
+        "data": data | {"config": data["config"] | {setting: value}},
     }
     return [str(problem) for problem in problems(a_manifest(training=training, parallelism=parallelism))]
 
 
+@pytest.mark.parametrize("setting", DATA)
 @pytest.mark.parametrize(
     ("parallelism", "conflict"),
     [
@@ -32,9 +38,10 @@ def found(parallelism: dict[str, Any], **config: Any) -> list[str]:
     ],
 )
 def test_a_layout_that_cannot_keep_documents_apart_is_refused(
-    parallelism: dict[str, Any], conflict: str | None
+    parallelism: dict[str, Any], conflict: str | None, setting: str
 ) -> None:
-    sentences = found(parallelism, documentMask=True)
+    sentences = found(parallelism, setting, value=True)
     assert len(sentences) == (conflict is not None)
-    assert all(sentence.startswith(f"{PLACE}: conflicts with {conflict}") for sentence in sentences)
-    assert found(parallelism) == []
+    place = f"spec.training.data.config.{setting}"
+    assert all(sentence.startswith(f"{place}: conflicts with {conflict}") for sentence in sentences)
+    assert found(parallelism, setting, value=False) == []

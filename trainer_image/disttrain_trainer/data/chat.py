@@ -17,7 +17,9 @@ from torch.utils.data import Dataset
 from disttrain_api.chat import ChatConfig, LongConversations
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.chats.lines import Conversation, read_conversations
+from disttrain_trainer.data.chats.packing import best_fit_decreasing
 from disttrain_trainer.data.chats.template import ChatTokenizer
+from disttrain_trainer.data.packed import Packed, join
 from disttrain_trainer.data.sampler import permute
 from disttrain_trainer.losses import IGNORED
 from disttrain_trainer.runtime.errors import DataNotFound
@@ -43,6 +45,25 @@ class Conversations(Dataset[tuple[Tensor, Tensor]]):
         counted = torch.from_numpy(self.tokenised.counted[start + 1 : stop])
         return tokens[:-1], tokens[1:].where(counted, IGNORED)
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each sample's input."""
+        starts = self.tokenised.starts
+        return starts[self.numbers + 1] - starts[self.numbers] - 1
+
+
+class PackedConversations(Dataset[Packed]):
+    """Sample: several whole conversations in a sequence of `length` tokens."""
+
+    def __init__(self, conversations: Conversations, length: int) -> None:
+        self.conversations, self.length = conversations, length
+        self.packs = best_fit_decreasing(conversations.lengths(), length)
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def __getitem__(self, index: int) -> Packed:
+        return join([self.conversations[number] for number in self.packs[index]], self.length)
+
 
 @dataclass(frozen=True)
 class Tokenised:
@@ -62,17 +83,26 @@ def load(config: ChatConfig) -> Datasets:
     """Training and held-out conversations. Raises DataNotFound or InvalidConfiguration naming the file."""
     tokenizer = ChatTokenizer(Path(config.tokenizer), config.template_arguments)
     tokenised, notes = _tokenised(read_conversations(Path(config.path)), tokenizer, config)
-    training, held_out = _split(len(tokenised), config)
+    training, held_out = (Conversations(tokenised, numbers) for numbers in _split(len(tokenised), config))
     counts = f"{len(training)} conversations are trained on, {len(held_out)} held out"
     notes.append(f"{counts}: {len(tokenised.tokens)} tokens, of which {int(tokenised.counted.sum())} count in the loss")
-    return Datasets(
-        Conversations(tokenised, training),
-        Conversations(tokenised, held_out) if len(held_out) else None,
-        int(tokenised.tokens.max()) + 1,
-        _fingerprint(tokenised, held_out),
-        longest=config.sequence_length,
-        notes=notes,
+    vocabulary, fingerprint = int(tokenised.tokens.max()) + 1, _fingerprint(tokenised, held_out.numbers)
+    if not config.packing:
+        return Datasets(
+            training,
+            held_out if len(held_out) else None,
+            vocabulary,
+            fingerprint,
+            longest=config.sequence_length,
+            notes=notes,
+        )
+    packed, kept = (PackedConversations(part, config.sequence_length) for part in (training, held_out))
+    filled = training.lengths().sum() / (len(packed) * config.sequence_length)
+    notes.append(
+        f"{len(training)} conversations are packed into {len(packed)} samples of {config.sequence_length} tokens, of "
+        f"which {100 * (1 - filled):.1f} % are padding; {len(held_out)} held-out ones into {len(kept)}"
     )
+    return Datasets(packed, kept if len(kept) else None, vocabulary, fingerprint, notes=notes, packed=True)
 
 
 def _tokenised(

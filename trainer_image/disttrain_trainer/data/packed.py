@@ -30,3 +30,13 @@ def pack(window: Tensor, documents: Sequence[int]) -> Packed:
     inside = first[first < length]
     starts[inside] = inside
     return Packed(window[:-1], targets, starts.cummax(0).values)
+
+
+def join(samples: Sequence[tuple[Tensor, Tensor]], length: int) -> Packed:
+    """Return the sample of `length` tokens that has these inputs [t] and targets [t] in a row, each as a document.
+    What is left behind them is filled up with one that predicts nothing."""
+    left = torch.zeros(length - sum(len(inputs) for inputs, _ in samples), dtype=torch.int64)
+    documents = [*samples, (left, torch.full_like(left, IGNORED))]
+    lengths = torch.tensor([len(inputs) for inputs, _ in documents])
+    inputs, targets = (torch.cat(parts) for parts in zip(*documents, strict=True))
+    return Packed(inputs, targets, (lengths.cumsum(0) - lengths).repeat_interleave(lengths))

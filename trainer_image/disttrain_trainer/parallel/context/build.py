@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from disttrain_api.document_mask import mask_setting
 from disttrain_api.parallelism import ContextParallelMethod
 from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.context.part import SETTING, Context
@@ -42,9 +43,10 @@ def keep_documents_apart(module: nn.Module, part: Context | None, config: Config
     is computed, None for all. Raises InvalidConfiguration where it cannot."""
     use_context = offered(module, "use_context")
     if use_context is None:
+        setting = mask_setting(config.training.data)
         raise InvalidConfiguration(
-            f"`training.data.config.documentMask`: the model {type(module).__name__} has no method `use_context`, by "
-            "which its attention would learn of documents; add it, or remove `documentMask`"
+            f"`training.data.config.{setting}`: the model {type(module).__name__} has no method `use_context`, by "
+            f"which its attention would learn of documents; add it, or remove `{setting}`"
         )
     documents = Documents(part)
     if config.training.compile:
