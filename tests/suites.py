@@ -51,7 +51,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_stream\.py.*((fsdp2|graph|sgd|task)-at 3|graph-resumed)": LONG,
     r"trainer/test_tasks\.py::test_an_example_learns\[[dms]": LEARNS,
     r"trainer/test_transformers_layouts\.py.*sequence, (olmo2|phi3|qwen3)": LONG,
-    r"trainer/test_(document_mask|packing)\.py.*(dp2, compiled|pp3|zero bubble|of a|p2, windows)": LONG,
+    r"trainer/test_(document_mask|packing)\.py.*((dp2|ring), compiled|pp3|zero bubble|of a|p2, windows|p2 x|cp4)": LONG,
     r"trainer/test_transformers_weights\.py.*(fsdp2-files|tp2-adapted|pp2-files)": LONG,
     r"trainer/test_sync_batch_norm\.py.* x fsdp2": MORE_RANKS,
     r"trainer/test_layouts\.py::test_a_job_stopped_in_one_layout": LONG,

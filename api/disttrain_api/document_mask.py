@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from disttrain_api.builtin import config_problems, data_config
 from disttrain_api.chat import ChatConfig
 from disttrain_api.corpus import CorpusConfig
-from disttrain_api.parallelism import ContextParallelMethod, Parallelism
+from disttrain_api.parallelism import Parallelism
 from disttrain_api.pipeline import is_flushless, schedule_of
 from disttrain_api.training import Data, Training
 from disttrain_api.transformers_config import Problem
@@ -28,8 +28,6 @@ def document_mask_problems(training: Training, parallelism: Parallelism) -> Iter
     if config_problems(training) or (setting := mask_setting(training.data)) is None:
         return
     place = f"training.data.config.{setting}"
-    if parallelism.context_parallel_method is ContextParallelMethod.RING:
-        yield place, "conflicts with `contextParallelMethod` Ring, whose ranks see no whole documents: use Ulysses"
     if (parallelism.devices_per_process or 1) > 1:
         yield place, "conflicts with `devicesPerProcess`: use a process per device"
     if is_flushless(parallelism):

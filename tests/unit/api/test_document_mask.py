@@ -29,11 +29,11 @@ def found(parallelism: dict[str, Any], setting: str, value: bool) -> list[str]:
 @pytest.mark.parametrize(
     ("parallelism", "conflict"),
     [
-        ({"contextParallelDegree": 2, "contextParallelMethod": "Ring"}, "`contextParallelMethod` Ring"),
         ({"devicesPerProcess": 2}, "`devicesPerProcess`"),
         ({**PIPELINE, "pipeline": {"schedule": "PipeDream"}}, "the schedule 'PipeDream'"),
         ({**PIPELINE, "pipeline": {"schedule": "PipeDream2BW"}}, "the schedule 'PipeDream2BW'"),
         ({"contextParallelDegree": 2}, None),
+        ({"contextParallelDegree": 2, "contextParallelMethod": "Ring"}, None),
         (PIPELINE, None),
     ],
 )

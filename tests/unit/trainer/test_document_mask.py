@@ -31,7 +31,7 @@ from tests.unit.trainer.comparisons import (
     series,
 )
 from tests.unit.trainer.context_code import of_parts
-from tests.unit.trainer.layouts import ACCUMULATE, CONTEXT, FULL, PIPELINE, SELECTIVE, SHARD, TENSOR
+from tests.unit.trainer.layouts import ACCUMULATE, CONTEXT, FULL, PIPELINE, RING, SELECTIVE, SHARD, TENSOR
 from tests.unit.trainer.test_estimate import estimated
 from tests.unit.trainer.test_indexed import TOKENS as INDEXED
 from tests.unit.trainer.test_indexed import write_indexed
@@ -241,6 +241,22 @@ LAYOUTS = {
     # The rank in the middle has neither inputs nor targets.
     "pp3": (3, "gpt", {PIPELINE: 3}, {}),
     "cp2": (2, "gpt", {CONTEXT: 2}, {}),
+    "cp2, ring": (2, "gpt", {CONTEXT: 2, **RING}, ACCUMULATE | SELECTIVE),
+    "cp2, ring, compiled": (2, "gpt", {CONTEXT: 2, **RING}, {"compile": True}),
+    "cp4, ring": (4, "gpt", {CONTEXT: 4, **RING}, FULL),
+    "cp2 x fsdp2, ring, of a llama": (4, "llama", {CONTEXT: 2, SHARD: 2, **RING}, {}),
+    "pp2 x cp2, ring": (
+        4,
+        "gpt",
+        {PIPELINE: 2, CONTEXT: 2, **RING, "pipeline": {"schedule": "InterleavedZeroBubble"}},
+        FULL,
+    ),
+    "cp2 x tp2, ring": (
+        4,
+        "gpt",
+        {CONTEXT: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True, **RING},
+        FULL,
+    ),
     "tp2 of a llama": (2, "llama", {TENSOR: 2}, {}),
     "pp2 of a qwen3": (2, "qwen3", {PIPELINE: 2}, FULL),
     "fsdp2, windows": (2, "qwen2, windows", {SHARD: 2}, {}),
@@ -294,6 +310,7 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused(alone):
 
 def test_the_memory_of_a_job_with_documents_is_estimated(folder):
     config = {"vocabularySize": 256, "layers": 1, "heads": 2, "width": 16}
-    found = estimated(training(folder, {"name": "gpt", "config": config}), 2, {})
-    assert found.unknown is None
-    assert found.peak > found.held
+    for layout in ({}, {CONTEXT: 2, **RING}):
+        found = estimated(training(folder, {"name": "gpt", "config": config}), 2, layout)
+        assert found.unknown is None
+        assert found.peak > found.held

@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from disttrain_trainer.parallel.context.part import Context
+from disttrain_trainer.parallel.context.ring import Ring
+from disttrain_trainer.parallel.context.ring_steps import Look
 from disttrain_trainer.protocols import ContextPart
 from disttrain_trainer.runtime.device import in_host_memory
 
@@ -27,11 +29,12 @@ class Documents(ContextPart):
         self.degree = 1 if part is None else part.degree
         self._starts: Tensor | None = None
         self._lengths: list[int] = []
+        self._steps: list[list[Look]] = []
 
     def use(self, starts: Tensor | None) -> None:
         """Compute a microbatch from now on, forward or backward. starts: [B, T] of whole sequences, where the document
         of each token begins; None: each sequence is one."""
-        self._starts, self._lengths = starts, []
+        self._starts, self._lengths, self._steps = starts, [], []
 
     def stay_out_of_graphs(self, device: torch.device) -> None:
         """Have compiled layers on the device call as it is what looks at the lengths of documents, or sends."""
@@ -46,6 +49,8 @@ class Documents(ContextPart):
     def causal_attention(
         self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, scale: float | None = None
     ) -> Tensor:
+        if isinstance(self._part, Ring):
+            return self._on_a_ring(self._part, query, key, value, dropout, scale)
         attention = partial(self._causal, dropout=dropout, scale=scale)
         return self._of_sequences(query, key, value, attention)
 
@@ -56,6 +61,14 @@ class Documents(ContextPart):
         if self._part is None:
             return attention(query, key, value)
         return self._part.attend(query, key, value, attention)
+
+    def _on_a_ring(
+        self, ring: Ring, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None
+    ) -> Tensor:
+        if self._starts is None or isinstance(query, FakeTensor):
+            return ring.causal_attention(query, key, value, dropout, scale)
+        self._steps = self._steps or ring.steps_of_documents(self._starts)
+        return ring.causal_steps(query, key, value, self._steps, dropout, scale)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None) -> Tensor:
         groups = query.shape[1] // key.shape[1]
