@@ -47,7 +47,7 @@ def trainer_loop() -> Callable[[], Step]:
 
     def build() -> Step:
         state = build_state(config, world)
-        checkpoints = open_checkpoints(config, world, state, reporter)
+        checkpoints, _ = open_checkpoints(config, world, state, reporter)
 
         def updated() -> None:
             if checkpoints is not None:

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from disttrain_api.builtin import DigitsConfig
 from disttrain_trainer.data.digits import load
+from disttrain_trainer.survivors import survivor
 
 
 class Held(Dataset):
@@ -64,8 +65,13 @@ class PacedUntil(HeldUntil):
         return super().__getitem__(index)
 
 
-def digits_until(samples: int, file: str) -> tuple[Dataset, Dataset]:
-    """Both sets of the digits; every process is held that the file does not let go."""
+def digits_until(samples: int, file: str, memory: int | None = None) -> tuple[Dataset, Dataset]:
+    """Both sets of the digits; every process is held that the file does not let go.
+
+    memory: bytes that the pod has left, as far as its ranks can tell; None: as many as there are.
+    """
+    if memory is not None:
+        survivor.memory_available = lambda: memory
     found = load(DigitsConfig())
     return HeldUntil(found.training, samples, Path(file)), found.held_out
 

@@ -1,7 +1,11 @@
-"""Ranks that start again in their pod, through `disttrain run`: real ranks, a real kill, and no step that differs."""
+"""Ranks that start again in their pod, through `disttrain run`: real ranks, a real kill, and no step that differs.
+
+They go on from the memory of the rank that was not killed, or from the checkpoint where that has none.
+"""
 
 import contextlib
 import json
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -21,14 +25,21 @@ HELD_AFTER = SEEN + 4
 """Batches: some are read ahead, and a step is logged late."""
 
 
-def job(place: Workplace, released: Path, pods: int = 1) -> Path:
-    """Two ranks, in one pod or in two, which come to a step between two checkpoints and wait for the file there."""
+RESUMES = re.compile(r"resuming after step (\d+) from the memory of rank (\d), which has survived; (.*)")
+
+
+def job(place: Workplace, released: Path, pods: int = 1, *, scarce: bool = False, **parallelism: int) -> Path:
+    """Two ranks, in one pod or in two, which come to a step between two checkpoints and wait for the file there.
+
+    scarce: their pods have no memory to spare.
+    """
     shutil.copy(Path(__file__).with_name("held_data.py"), place.folder)
-    config = {"samples": HELD_AFTER * BATCH, "file": str(released)}
+    config = {"samples": HELD_AFTER * BATCH, "file": str(released)} | ({"memory": 0} if scarce else {})
     training: dict[str, Any] = {
         "steps": STEPS,
         "microBatchSize": BATCH,
-        "checkpoint": {"interval": INTERVAL},
+        # In the step itself, so that it is reported while the ranks wait.
+        "checkpoint": {"interval": INTERVAL, "asynchronous": False},
         "logging": {"interval": 1},
         "data": {"name": None, "entrypoint": "held_data:digits_until", "config": config},
         "model": {"name": "mlp", "config": {"inputSize": 64, "outputSize": 10}},
@@ -38,6 +49,7 @@ def job(place: Workplace, released: Path, pods: int = 1) -> Path:
         training=training,
         storage=a_claim_template(),
         runPolicy={"restartStrategy": "InPlace"},
+        **({"parallelism": parallelism} if parallelism else {}),
     )
 
 
@@ -67,20 +79,39 @@ def is_held(run: Run) -> bool:
     return f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
 
 
+def resumed_from_memory(run: Run, survivor: int) -> int:
+    """The step after which the ranks have gone on from the memory of this one; at most one step was done twice."""
+    found = RESUMES.search(run.log(0, attempt=1))
+    assert found is not None, run.log(0, attempt=1)
+    step, rank, disk = int(found[1]), int(found[2]), found[3]
+    assert rank == survivor
+    assert disk == f"the newest checkpoint is of step {2 * INTERVAL}"
+    assert step >= SEEN
+    lines = [json.loads(text)["step"] for text in (run.home / "metrics" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) - len(set(lines)) <= 1
+    return step
+
+
 def ends_as_undisturbed(
-    workplace: Workplace, run: Run, released: Path, pods: int = 1, restarts: int = 0
-) -> tuple[Run, dict[str, Any]]:
+    workplace: Workplace, run: Run, released: Path, pods: int = 1, restarts: int = 0, survivor: int | None = 0,
+    **parallelism: int,
+) -> tuple[Run, dict[str, Any]]:  # fmt: skip
     """Let the run go on, whose ranks restart once in place, and assert that its steps are those of a run that does not;
-    return that run, and the attempt."""
+    return that run, and the attempt. survivor: the rank from whose memory they go on; None: from the checkpoint."""
     released.touch()
     assert run.wait() == 0, run.stderr
     undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released, pods=pods))
+    other = undisturbed.run(job(undisturbed, released, pods=pods, **parallelism))
     assert other.exit_code == 0, other.stderr
-    assert curve(run) == curve(other)
-    assert sorted(curve(run)) == list(range(1, STEPS + 1))
-    resumed = 2 * INTERVAL + 1
-    assert generations(run) == dict.fromkeys(range(1, resumed), 0) | dict.fromkeys(range(resumed, STEPS + 1), 1)
+    done = 2 * INTERVAL if survivor is None else resumed_from_memory(run, survivor)
+    expected, found = curve(other), curve(run)
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    # Of the last step before, the lost rank has taken its part of the loss with it, unless it was logged before.
+    missing = expected.keys() - found.keys()
+    assert missing <= ({done} if survivor is not None else set())
+    assert found == {step: figures for step, figures in expected.items() if step not in missing}
+    seen = generations(run)
+    assert seen == {step: int(step > done) for step in found}
     status = run.status
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 1, restarts)
     (attempt,) = status["attempts"]
@@ -100,7 +131,6 @@ def test_a_killed_rank_starts_again_in_its_pod_and_the_curve_is_that_of_a_run_wi
     assert "1 restart in place" in run.stderr.splitlines()[-1]
     log = run.log(0, attempt=1)
     assert "[agent] restart 1 in place: rank 1 failed" in log
-    assert f"resuming after step {2 * INTERVAL} " in log
     assert "restartsInPlace" not in other.status["attempts"][0]
     assert not run.left()
 
@@ -116,12 +146,34 @@ def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_the_curve_is_th
     agents = [rank.ppid() for rank in former]
     former[victim].kill()
     run.until(lambda: is_next_life(run, former, agents), "both ranks have started again below the same agents")
-    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2)
+    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, survivor=1 - victim)
     assert attempt["lastRestartInPlace"].startswith(f"rank {victim} (pod ")
     assert f"-worker-{victim}-a1)" in attempt["lastRestartInPlace"]
     assert attempt["lastRestartInPlace"].endswith("was killed by signal 9")
     assert f"[agent] restart 1 in place: rank {victim} failed" in run.log(0, attempt=1)
-    assert f"resuming after step {2 * INTERVAL} " in run.log(0, attempt=1)
+    assert not run.left()
+
+
+@pytest.mark.parametrize(
+    ("why", "scarce", "parallelism"),
+    [
+        (r"the state has \d+ KiB, and beside its ranks the pod has 0 B of memory", True, {}),
+        (r"ranks hold parts of the model \(fsdp2\)", False, {"dataParallelShardDegree": 2}),
+    ],
+    ids=["memory", "shards"],
+)
+def test_ranks_go_on_from_the_checkpoint_where_the_other_has_left_no_state(
+    workplace: Workplace, why: str, scarce: bool, parallelism: dict[str, int]
+) -> None:
+    released = workplace.folder / "released"
+    run = workplace.start(job(workplace, released, scarce=scarce, **parallelism))
+    run.until(lambda: is_held(run), "it waits behind its second checkpoint")
+    victim = run.find("rank 1")
+    victim.kill()
+    ends_as_undisturbed(workplace, run, released, survivor=None, **parallelism)
+    log = run.log(0, attempt=1)
+    assert re.search(f"the state of no surviving rank is used: {why}\n", log), log
+    assert f"resuming after step {2 * INTERVAL} " in log
     assert not run.left()
 
 
@@ -152,6 +204,7 @@ def test_a_pod_that_is_lost_is_recreated_alone_and_the_curve_is_that_of_a_run_wi
     released = workplace.folder / "released"
     run = workplace.start(job(workplace, released, pods=2))
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
+    run.until(lambda: run.status.get("checkpoint", {}).get("step") == 2 * INTERVAL, "its second checkpoint is known")
     first, second = former = ranks_of(run)
     kept, lost = agent_of(first), agent_of(second)
     lost.kill()
@@ -166,6 +219,7 @@ def test_a_pod_that_is_lost_is_recreated_alone_and_the_curve_is_that_of_a_run_wi
     assert attempt["lastRestartInPlace"] == f"rank 1 was lost with its former pod {replaced['pod']}"
     assert "[agent] restart 1 in place: rank 1 was lost with its pod" in run.log(0, attempt=1)
     assert "it alone is recreated, and the ranks of all pods wait for it" in run.stderr
+    assert re.search(r"random states after step \d+ are not known of ranks 1: new ones", run.log(0, attempt=1))
     assert not run.left()
 
 

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.gang.join import Gang, join_gang
@@ -18,6 +19,7 @@ from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.life import Life, Timing
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
+from disttrain_agent.memory import open_memory
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.output import KEPT_LINES, log
 from disttrain_agent.own_program import end_of_program
@@ -27,7 +29,7 @@ from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, hopeless
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
-from disttrain_api.names import ExitCode, Reason, exit_reason
+from disttrain_api.names import Env, ExitCode, Reason, exit_reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -45,6 +47,9 @@ class Supervisor:
         self, pod: PodEnvironment, command: Sequence[str], message: TerminationMessage, start: Start = execute,
         timing: Timing | None = None, *, must_report: bool = False, zygote: Zygote | None = None,
     ) -> None:  # fmt: skip
+        self._memory = open_memory(pod)
+        if self._memory is not None:
+            pod = replace(pod, variables={**pod.variables, Env.MEMORY: self._memory.place})
         self._pod, self._command, self._message, self._start = pod, command, message, start
         self._must_report, self._zygote = must_report, zygote
         self._timing = timing or Timing()
@@ -93,6 +98,8 @@ class Supervisor:
                 self._gang.close()
             if self._zygote is not None:
                 self._zygote.close()
+            if self._memory is not None:
+                self._memory.close()
 
     def _awaited(self) -> frozenset[int]:
         """Workers that all ranks wait for."""

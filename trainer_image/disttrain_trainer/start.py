@@ -1,4 +1,4 @@
-"""Start of a loop: the checkpoint that it resumes from, and its metrics."""
+"""Start of a loop: the checkpoint or the survivor that it resumes from, and its metrics."""
 
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
@@ -14,31 +14,39 @@ from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import keeping_random_state
 from disttrain_trainer.state import State
 from disttrain_trainer.strategies.base import Strategy
+from disttrain_trainer.survivors.memory import PodMemory
+from disttrain_trainer.survivors.resume import Resumed, resume
 
 
-def open_checkpoints(config: Config, world: World, state: State, reporter: Reporter) -> Checkpoints | None:
-    """The job's checkpoints, the latest of them loaded; None without storage."""
+def open_checkpoints(
+    config: Config, world: World, state: State, reporter: Reporter, memory: PodMemory | None = None
+) -> tuple[Checkpoints | None, Resumed | None]:
+    """The job's checkpoints, None without storage; and what was resumed from a rank that has survived, if anything was.
+    Else the latest checkpoint is loaded."""
     if config.checkpoint_folder is None:
         log_first_rank(world, "no storage: no checkpoints are written, a restart begins at step 0")
-        reporter.update(total_steps=config.training.steps)
-        return None
+        resumed = resume(config, world, state, memory, lambda: None)
+        reporter.update(total_steps=config.training.steps, step=state.step)
+        return None, resumed
     settings = config.training.checkpoint or Checkpoint()
     require_figure(settings, state.task, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
-    latest = checkpoints.restore(state)
+    resumed = resume(config, world, state, memory, checkpoints.newest)
+    latest = checkpoints.restore(state) if resumed is None else None
     pass_over_marked(config, world, state)
-    log_first_rank(
-        world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0"
-    )
+    if resumed is None:
+        log_first_rank(
+            world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0"
+        )
     if state.step >= config.training.steps:
         log_first_rank(
             world, f"nothing to do: {state.step} steps are done, and `training.steps` is {config.training.steps}"
         )
-    if latest is None and config.initial_weights is not None:
+    if latest is None and resumed is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
         log_first_rank(world, f"weights from {source}")
     reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
-    return checkpoints
+    return checkpoints, resumed
 
 
 def start_metrics(config: Config, world: World, state: State, reporter: Reporter, strategy: Strategy) -> Metrics:
@@ -78,11 +86,13 @@ def _stragglers(world: World) -> Stragglers:
     return Stragglers(list(stages.values()))
 
 
-def start_callbacks(state: State, checkpoints: Checkpoints | None) -> None:
+def start_callbacks(state: State, checkpoints: Checkpoints | None, resumed: Resumed | None) -> None:
     """Tell callbacks that an attempt begins, and give them their state.
 
     In this order, since what they make of the model in `on_start` says how state that is cut over ranks is loaded.
     """
     state.callbacks.call("on_start", state)
-    if checkpoints is not None:
+    if resumed is not None:
+        resumed.restore_callbacks(state)
+    elif checkpoints is not None:
         checkpoints.restore_callbacks(state)

@@ -1,6 +1,6 @@
 """The training loop. The program around it: program.py; how steps are taken: strategies/; what a step is: step.py.
 
-build the state, restore the latest checkpoint
+build the state, restore the latest checkpoint, or what a rank has left that survived a failure in place
 until all steps are done:
     take steps up to the next moment when something is due, and record their results
     at the parameters of exactly one step: checkpoint, evaluation, a stop that ranks have agreed on
@@ -24,6 +24,8 @@ from disttrain_trainer.start import open_checkpoints, start_callbacks, start_met
 from disttrain_trainer.state import State
 from disttrain_trainer.strategies.base import Surroundings
 from disttrain_trainer.strategies.choose import build_job_state, has_servers, open_strategy
+from disttrain_trainer.survivors.memory import open_memory
+from disttrain_trainer.survivors.survivor import Survivor
 
 
 def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:
@@ -35,7 +37,9 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     if training.preflight:
         check_network(config.node, world)
     state = build_job_state(config, world)
-    checkpoints = open_checkpoints(config, world, state, reporter)
+    memory = open_memory(config)
+    checkpoints, resumed = open_checkpoints(config, world, state, reporter, memory)
+    survivor = Survivor(config, world, state, memory)
     reporter.follow(lambda: state.step)
     stop.loop_started(config.grace_seconds)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
@@ -44,25 +48,39 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     with completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched, read:
 
         def updated() -> None:
+            survivor.updated()
             profiler.step()
             _report_saved(checkpoints, reporter)
 
         request = CheckpointRequest(None if checkpoints is None or has_servers(config) else config.report_dir)
         around = Surroundings(
-            config, world, state, lambda: _must_end(stop, checkpoints), lambda: _must_save(request, state), updated
+            config,
+            world,
+            state,
+            lambda: _must_end(stop, checkpoints),
+            lambda: _must_save(request, state),
+            updated,
+            survivor.computed,
         )
-        with open_strategy(around) as strategy, marking(config, world, state):
+        with open_strategy(around) as strategy, marking(config, world, state), survivor.leaving():
             metrics = start_metrics(config, world, state, reporter, strategy)
             between = BetweenSteps(config, world, state, strategy, metrics, checkpoints, request, reporter)
             with closing(metrics.sink):
-                start_callbacks(state, checkpoints)
+                start_callbacks(state, checkpoints, resumed)
                 if not strategy.joined:
                     between.evaluate_restored()
+                survivor.begin(due=resumed is not None and resumed.offer.due)
+                if resumed is not None and resumed.offer.due:
+                    with survivor.doing_what_is_due():
+                        between.do_what_is_due(state.step)
                 while state.step < training.steps:
                     until = between.next_due
                     for result in strategy.run(until):
-                        state.callbacks.call("on_step", state, metrics.record(result))
-                    between.do_what_is_due(until)
+                        figures = metrics.record(result)
+                        with survivor.calling_callbacks():
+                            state.callbacks.call("on_step", state, figures)
+                    with survivor.doing_what_is_due():
+                        between.do_what_is_due(until)
                 state.callbacks.call("on_end", state)
     return state
 

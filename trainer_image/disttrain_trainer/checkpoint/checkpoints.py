@@ -103,6 +103,11 @@ class Checkpoints:
         """Whether a checkpoint is to be written after this step."""
         return step % self._settings.interval == 0
 
+    def newest(self) -> int | None:
+        """Return, on rank 0 alone, the step of the newest complete checkpoint, sound or not; None: there is none."""
+        complete = self._folders.look().complete
+        return complete[-1].step if complete else None
+
     def restore(self, state: State) -> CheckpointReport | None:
         """Load the latest checkpoint that is complete and sound into `state`; None where there is none.
 
@@ -147,7 +152,7 @@ class Checkpoints:
         rank = self._world.rank
         # Of alike tensors each rank writes some, so buffers must be alike, too.
         share_buffers(state.module, self._world)
-        contents = _contents(state, rank) | {OPTIMIZER: saved_optimizer(state)}
+        contents = contents_of(state, rank) | {OPTIMIZER: saved_optimizer(state)}
         contents |= kept_gradients(state, rank) | saved_replica(state, rank)
         contents |= saved_callbacks(state, rank) | saved_position(state, self._world)
         contents |= saved_sketches(state, self._world)
@@ -241,7 +246,7 @@ class Checkpoints:
             )
 
 
-def _contents(state: State, rank: int) -> dict[str, Any]:
+def contents_of(state: State, rank: int) -> dict[str, Any]:
     """Return the content of a checkpoint except the optimizer state; loading writes into the same objects."""
     return {
         "model": get_model_state_dict(state.module),
@@ -261,7 +266,7 @@ def _contents(state: State, rank: int) -> dict[str, Any]:
 def _load(state: State, reader: StepReader, world: World) -> None:
     rank, path = world.rank, reader.place
     metadata = reader.read_metadata()
-    contents = _contents(state, rank)
+    contents = contents_of(state, rank)
     names = names_of_all_ranks(contents["model"], world)
     extra = room_for_extra_state(names, metadata, "model.")
     fresh = {name: contents["model"].pop(name) for name in extra_state_in(contents["model"])}
@@ -293,11 +298,11 @@ def _load(state: State, reader: StepReader, world: World) -> None:
     load(contents, reader, path, world)
     set_model_state_dict(state.module, fresh | contents["model"])
     restore_optimizer(state, contents[OPTIMIZER])
-    world.all_or_none(lambda: _restore_values(state, contents, rank, path))
+    world.all_or_none(lambda: restore_values(state, contents, rank, path))
     log_changed_samples(state, contents["train"]["samples"], reader, world)
 
 
-def _restore_values(state: State, contents: dict[str, Any], rank: int, path: Place) -> None:
+def restore_values(state: State, contents: dict[str, Any], rank: int, path: Place | str) -> None:
     """Restore what is no tensor. Raises CheckpointBroken where it is something else than was saved."""
     train = contents["train"]
     if any(type(value) is not int or value < 0 for value in train.values()):

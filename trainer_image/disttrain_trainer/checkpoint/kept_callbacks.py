@@ -50,7 +50,7 @@ def restore_callbacks(state: State, reader: StepReader, world: World) -> None:
             log_first_rank(world, f"{reader.place.name} holds no state of {callback.name}: it begins anew")
             continue
         load({CALLBACKS: {callback.name: room}}, reader, reader.place, world)
-        world.all_or_none(lambda callback=callback, room=room: _restore(callback, room, reader.place))  # type: ignore[misc]
+        world.all_or_none(lambda callback=callback, room=room: restore_callback(callback, room, reader.place))  # type: ignore[misc]
 
 
 def _saved(callback: Callback, rank: int) -> dict[str, Any]:
@@ -114,7 +114,9 @@ def _like(here: Tensor | None, stored: Tensor) -> Tensor:
     return stored
 
 
-def _restore(callback: Callback, room: Mapping[str, Any], path: Place) -> None:
+def restore_callback(callback: Callback, room: Mapping[str, Any], path: Place | str) -> None:
+    """Give a callback what `saved_callbacks` has of it. path: where that lies, for messages. Raises CheckpointMismatch,
+    or CheckpointBroken."""
     try:
         state = from_bytes(room[_VALUES])
     except ValueError as error:

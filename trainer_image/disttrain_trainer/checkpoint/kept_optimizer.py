@@ -35,7 +35,7 @@ Kept = dict[str, dict[str, Any]]
 def saved_optimizer(state: State) -> Kept:
     """Return the optimizer state of the parameters that a step has used."""
     # Of an optimizer that has made no step torch would save one that has.
-    return _kept(state) if state.optimizer.state else {}
+    return optimizer_state_of(state) if state.optimizer.state else {}
 
 
 def room_for_optimizer(state: State, there: Shapes, path: Place) -> Kept:
@@ -43,7 +43,7 @@ def room_for_optimizer(state: State, there: Shapes, path: Place) -> Kept:
 
     there: what the checkpoint holds. Raises CheckpointMismatch where it has some of a parameter's state and lacks some.
     """
-    room, stored = _kept(state), sorted(there)
+    room, stored = optimizer_state_of(state), sorted(there)
     for parameter in [name for name, values in room.items() if not _fits(name, values, there, stored, path)]:
         del room[parameter]
     return room
@@ -60,7 +60,7 @@ def restore_optimizer(state: State, loaded: Kept) -> None:
 
 def log_fresh_parameters(state: State, loaded: Kept, path: Place, world: World) -> None:
     """Name the parameters that begin with fresh state, if any. A collective call where ranks hold different ones."""
-    own = _kept(state).keys() - loaded.keys()
+    own = optimizer_state_of(state).keys() - loaded.keys()
     fresh = sorted(own if world.mesh.pipeline == 1 else set().union(*world.gather(own, set[str])))
     if fresh:
         named = ", ".join(fresh[:_NAMED]) + (f" and {len(fresh) - _NAMED} more" if len(fresh) > _NAMED else "")
@@ -69,7 +69,8 @@ def log_fresh_parameters(state: State, loaded: Kept, path: Place, world: World) 
         )
 
 
-def _kept(state: State) -> Kept:
+def optimizer_state_of(state: State) -> Kept:
+    """Return all that the optimizer keeps, begun with where no step was made."""
     kept: Any = get_optimizer_state_dict(state.module, state.optimizer)["state"]
     return kept
 

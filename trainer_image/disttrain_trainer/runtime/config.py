@@ -51,6 +51,8 @@ class Config:
     metrics_folder: Path | None = None
     """Where metrics, events and traces go; None: nowhere."""
     report_dir: Path | None = None
+    pod_memory: tuple[Path, ...] = ()
+    """Files in the memory of the pod that outlive its ranks (disttrain_agent/memory.py); none: it keeps none."""
     grace_seconds: float | None = None
     node: str = field(default_factory=socket.gethostname)
     """Name of the machine, for messages."""
@@ -124,6 +126,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         checkpoint_folder=checkpoint_folder,
         metrics_folder=Path(metrics_dir) if metrics_dir else beside,
         report_dir=Path(report_dir) if report_dir else None,
+        pod_memory=tuple(map(Path, filter(None, environment.get(Env.MEMORY, "").split(":")))),
         grace_seconds=float(_number(environment, Env.GRACE_SECONDS, 0)) if grace else None,
         node=environment.get(Env.NODE_NAME) or socket.gethostname(),
         threads_given="OMP_NUM_THREADS" in environment,

@@ -1,11 +1,13 @@
 """State of users' objects, plain values and tensors, as one tensor of bytes."""
 
 import io
+import os
 import pickle
 import pickletools
 import zipfile
 from collections import OrderedDict
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -59,18 +61,25 @@ def load_plain(file: io.BytesIO) -> Any:
 
     Raises UnpicklingError for what is no such file or has something else made, RuntimeError where it is damaged.
     """
-    _require_bounded(file)
+    _require_bounded(file, file.getbuffer().nbytes)
     file.seek(0)
     return torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251 - runs no code
 
 
-def _require_bounded(file: io.BytesIO) -> None:
+def map_plain(path: Path) -> Any:
+    """Return the same of a file, in which its tensors stay, outside of this process. Raises as `load_plain`."""
+    with path.open("rb") as file:
+        _require_bounded(file, os.fstat(file.fileno()).st_size)
+    return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251 - runs no code
+
+
+def _require_bounded(file: IO[bytes], size: int) -> None:
     """Raises UnpicklingError where a few bytes could ask for many."""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             # torch compresses nothing. Its format before archives takes the size of a tensor from the pickle.
-            if sum(entry.file_size for entry in entries) > file.getbuffer().nbytes:
+            if sum(entry.file_size for entry in entries) > size:
                 raise pickle.UnpicklingError("an archive that is larger than its file")
             for entry in entries:
                 if entry.filename.endswith("data.pkl"):

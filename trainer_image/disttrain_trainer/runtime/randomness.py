@@ -12,6 +12,7 @@ On GPUs several kernels add with atomics, so runs differ in the last bits there;
 """
 
 import random
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,3 +99,29 @@ def restore_saved_random_state(state: dict[str, Any]) -> None:
     """
     name, keys, *rest = state.get(_NUMPY_IN_CHECKPOINT) or saved_random_state()[_NUMPY_IN_CHECKPOINT]
     restore_random_state({**state, "numpy": (name, np.array(keys, dtype=np.uint32), *rest)})
+
+
+_PYTHON_WORDS, _NUMPY_WORDS = 625, 624
+_PYTHON_VERSION, _NUMPY_NAME = 3, "MT19937"
+_REST = struct.Struct("<?dqqd")
+
+
+def packed_random_state() -> bytes:
+    """Return the random states of the host as a few thousand bytes, in the time that a step has for it."""
+    _, words, gauss = random.getstate()
+    _, keys, *rest = np.random.get_state()
+    parts = (np.array(words, dtype=np.uint32), np.asarray(keys), torch.get_rng_state().numpy())
+    return _REST.pack(gauss is not None, gauss or 0.0, *rest) + b"".join(part.tobytes() for part in parts)
+
+
+def restore_packed_random_state(data: bytes) -> None:
+    """Restore what `packed_random_state` returned."""
+    has_gauss, gauss, *rest = _REST.unpack_from(data)
+    words = np.frombuffer(data, dtype=np.uint32, count=_PYTHON_WORDS + _NUMPY_WORDS, offset=_REST.size)
+    restore_random_state(
+        {
+            "python": (_PYTHON_VERSION, tuple(words[:_PYTHON_WORDS].tolist()), gauss if has_gauss else None),
+            "numpy": (_NUMPY_NAME, words[_PYTHON_WORDS:].copy(), *rest),
+            "torch": torch.frombuffer(bytearray(data[_REST.size + words.nbytes :]), dtype=torch.uint8),
+        }
+    )

@@ -48,3 +48,5 @@ class Surroundings:
     """Whether this rank wants all ranks to write a checkpoint. Asked once per step."""
     updated: Callable[[], None]
     """Called after each of this rank's updates."""
+    computed: Callable[[], None] = lambda: None
+    """Called after the passes of a step that all ranks take together."""

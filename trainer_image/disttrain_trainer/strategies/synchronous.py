@@ -91,6 +91,7 @@ class Synchronous(SumOverRanks):
         state, training = self.state, self._config.training
         rate = learning_rate(training, state.step)
         loss = self.compute_gradients(batch, weight, samples)
+        self._around.computed()
         # Before the clip and the update, which hide what the sum of the next counts takes. What is due after `until`
         # looks at the state between two steps.
         if state.layer_order is not None:

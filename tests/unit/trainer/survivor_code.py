@@ -1,0 +1,105 @@
+"""Models and data of ranks that are lost in their first life, at a known place."""
+
+import os
+import signal
+from itertools import count
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import Dataset
+
+from disttrain_api.names import Env
+from disttrain_trainer.survivors import survivor
+from tests.unit.trainer.user_code import Before, double_samples, wide_mlp
+
+NEVER = 1_000_000
+LOST = "Connection closed by peer [127.0.0.1]:29500"
+"""What gloo says."""
+
+
+def _is(rank: int) -> bool:
+    return os.environ["RANK"] == str(rank) and os.environ[Env.GENERATION] == "0"
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dying(module: nn.Module, rank: int, after: int) -> nn.Module:
+    """The module, which kills this rank in its forward pass once it has computed so many of training."""
+    calls = count(1)
+
+    def before(inner: nn.Module, _: object) -> None:
+        if inner.training and next(calls) > after and _is(rank):
+            _die()
+
+    module.register_forward_pre_hook(before)
+    return module
+
+
+def dropout_mlp(rank: int = 0, after: int = NEVER) -> nn.Module:
+    """Dropout, and several buckets of DDP."""
+    return _dying(wide_mlp(), rank, after)
+
+
+class Normed(nn.Sequential):
+    """Buffers that change in each forward pass, and one that never does."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 5))
+        self.register_buffer("unused", torch.zeros(0))
+
+
+def normed_mlp(rank: int = 0, after: int = NEVER) -> nn.Module:
+    return _dying(Normed().double(), rank, after)
+
+
+def scarce_mlp(rank: int, after: int) -> nn.Module:
+    """The first, in a pod without memory to spare."""
+    survivor.memory_available = lambda: 0  # type: ignore[assignment]
+    return dropout_mlp(rank, after)
+
+
+def torn_mlp(step: int) -> nn.Module:
+    """While both ranks do their update of a step, rank 1 is killed, and rank 0 finds a peer lost."""
+    calls = count(1)
+
+    def updated(*_: object) -> None:
+        if next(calls) != step:
+            return
+        if _is(1):
+            _die()
+        if _is(0):
+            raise RuntimeError(LOST)
+
+    register_optimizer_step_post_hook(updated)
+    return dropout_mlp()
+
+
+def samples_until(rank: int = 0, after: int = NEVER) -> tuple[Dataset, Dataset]:
+    """Samples that kill this rank when it reads more than so many of them."""
+    calls = count(1)
+
+    def act(_: int) -> None:
+        if next(calls) > after and _is(rank):
+            _die()
+
+    training, held_out = double_samples()
+    return Before(training, act), held_out
+
+
+class Counting:
+    """A callback that keeps state of its own."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step(self, moment: object) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
