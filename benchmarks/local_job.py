@@ -65,7 +65,8 @@ class Log:
         if resumes is not None or _BEGINS_ANEW in line:
             self.resumed = int(resumes[1]) if resumes is not None else 0
             if self.lives:
-                self.redone.append(self.step - self.resumed)
+                # Ranks that go on from a survivor may be further than what was logged.
+                self.redone.append(max(0, self.step - self.resumed))
             self.lives, self.trains = self.lives + 1, False
         elif (step := _STEP.search(line)) is not None:
             self.step, self.trains = int(step[1]), True
