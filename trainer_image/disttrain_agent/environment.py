@@ -45,6 +45,8 @@ class PodEnvironment:
     """Which replacement of a lost pod this one is, by a number that grows; 0: none."""
     token_file: Path | None = None
     """File of the job's token; None: it is beside the configuration."""
+    memory: str | None = None
+    """Where the files are that outlive its ranks (memory.py); None: there are none. No operator says it."""
 
     @property
     def agent_token(self) -> str | None:
@@ -107,6 +109,8 @@ class PodEnvironment:
         }
         if self.restarts_in_place is not None:
             local[Env.GENERATION] = str(generation)
+        if self.memory is not None:
+            local[Env.MEMORY] = self.memory
         defaults = {"PYTHONUNBUFFERED": "1"}
         if self.ranks_here > 1:
             # As torchrun does: every rank would otherwise start a thread per core of the node.

@@ -29,7 +29,7 @@ from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, hopeless
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
-from disttrain_api.names import Env, ExitCode, Reason, exit_reason
+from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -49,7 +49,7 @@ class Supervisor:
     ) -> None:  # fmt: skip
         self._memory = open_memory(pod)
         if self._memory is not None:
-            pod = replace(pod, variables={**pod.variables, Env.MEMORY: self._memory.place})
+            pod = replace(pod, memory=self._memory.place)
         self._pod, self._command, self._message, self._start = pod, command, message, start
         self._must_report, self._zygote = must_report, zygote
         self._timing = timing or Timing()
