@@ -1,7 +1,8 @@
 """How long a job of two ranks takes to train again after a rank or a pod was lost; ranks on gloo, on this machine.
 
 From SIGKILL of rank 1, or of its pod's agent and so of the pod, to the first step that the ranks log after it, with
-`restartStrategy: InPlace`, beside the same job with Recreate in the same run; and how many logged steps are done again.
+`restartStrategy: InPlace`, beside the same job with Recreate in the same run; and how many logged steps are done again:
+none where ranks go on from the memory of the one that has survived.
 As programs: every process imports for itself, as in a pod of a cluster, and ranks that start again in place are forks
 of the zygote. Without the zygote: it is killed before the rank is. Forked: as `disttrain run` does it, whose processes
 are all forks. The ranks are of one pod or, where it says so, of two. A lost pod is recreated alone. No pod is scheduled

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from itertools import count
 
 import torch
@@ -77,16 +78,21 @@ def torn_mlp(step: int) -> nn.Module:
     return dropout_mlp()
 
 
-def samples_until(rank: int = 0, after: int = NEVER) -> tuple[Dataset, Dataset]:
-    """Samples that kill this rank when it reads more than so many of them."""
-    calls = count(1)
+def samples_until(rank: int = 0, after: int = NEVER, evaluations: int = NEVER) -> tuple[Dataset, Dataset]:
+    """Samples that kill this rank when it reads more than so many of them, or evaluates once more than so often."""
+    calls, evaluated = count(1), Counter[int]()
 
     def act(_: int) -> None:
         if next(calls) > after and _is(rank):
             _die()
 
+    def act_held_out(index: int) -> None:
+        evaluated[index] += 1
+        if evaluated[index] > evaluations and _is(rank):
+            _die()
+
     training, held_out = double_samples()
-    return Before(training, act), held_out
+    return Before(training, act), Before(held_out, act_held_out)
 
 
 class Counting:

@@ -89,17 +89,15 @@ def killed(ended: list[Ended], victim: int) -> None:
     assert codes == expected, [one.err for one in ended]
 
 
+AVERAGED = {"callbacks": [{"entrypoint": EMA, "config": {"decay": 0.7}}]}
 CASES = {
     "in a forward pass, with dropout": ("dropout_mlp, rank 1", None, {}, 1),
     "rank 0 in a forward pass, with dropout": ("dropout_mlp, rank 0", None, {}, 0),
     "while it reads samples": ("dropout_mlp", {"rank": 1, "after": SAMPLES}, {}, 1),
     "with buffers": ("normed_mlp, rank 1", None, {}, 1),
-    "with an average": (
-        "dropout_mlp, rank 1",
-        None,
-        {"callbacks": [{"entrypoint": EMA, "config": {"decay": 0.7}}], "optimizer": {"name": "SGD", "momentum": 0.9}},
-        1,
-    ),
+    "while it evaluates": ("dropout_mlp", {"rank": 1, "evaluations": 2}, {"evaluation": {"interval": 4}}, 1),
+    "with an average": ("dropout_mlp, rank 1", None, AVERAGED, 1),
+    "with an average that is a step behind": ("dropout_mlp", {"rank": 1, "after": SAMPLES}, AVERAGED, 1),
     "in FP16, whose loss is scaled": ("dropout_mlp, rank 1", None, {"precision": "FP16"}, 1),
     "with skipped steps": ("dropout_mlp, rank 1", None, {"skipSteps": {"aboveMedian": 1.01, "window": 8}}, 1),
 }

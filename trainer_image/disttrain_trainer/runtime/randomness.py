@@ -13,6 +13,7 @@ On GPUs several kernels add with atomics, so runs differ in the last bits there;
 
 import random
 import struct
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -110,7 +111,8 @@ def packed_random_state() -> bytes:
     """Return the random states of the host as a few thousand bytes, in the time that a step has for it."""
     _, words, gauss = random.getstate()
     _, keys, *rest = np.random.get_state()
-    parts = (np.array(words, dtype=np.uint32), np.asarray(keys), torch.get_rng_state().numpy())
+    # An array of numpy's takes three times as long to make of a tuple.
+    parts = (array("I", words), np.asarray(keys), torch.get_rng_state().numpy())
     return _REST.pack(gauss is not None, gauss or 0.0, *rest) + b"".join(part.tobytes() for part in parts)
 
 
