@@ -152,7 +152,7 @@ class RunPolicy(ApiModel):
     """Gang recreates all pods when a rank fails; Never fails the job."""
     restart_strategy: RestartStrategy = RestartStrategy.RECREATE
     """InPlace first starts all ranks again in their pods, up to `maxRestarts` times without a new checkpoint, and
-    recreates lost pods alone, except worker 0's. A `command` needs disttrain in its image."""
+    recreates lost pods alone. A `command` needs disttrain in its image."""
     max_restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)] = 3
     """Restarts without a new checkpoint between them before the job fails."""
     restart_backoff_seconds: Annotated[int, Field(ge=0, le=MAX_BACKOFF_SECONDS)] = 10

@@ -124,12 +124,17 @@ def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Ku
     end_soon(kubectl, "killed")
 
 
-def test_a_killed_rank_restarts_those_of_all_pods_and_a_lost_pod_is_recreated_alone_unless_it_is_worker_0s(
+def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
+    """By pod."""
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods(job)}
+
+
+def test_a_killed_rank_restarts_those_of_all_pods_and_a_lost_pod_is_recreated_alone_worker_0s_too(
     kubectl: Kubectl,
 ) -> None:
     kubectl.apply(long_job("together", runPolicy={"restartStrategy": "InPlace"}))
     kept = train_until_a_checkpoint(kubectl, "together", at_least=40)
-    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")}
+    before = uids(kubectl, "together")
     first, victim = sorted(before)
     kubectl("exec", victim, "-c", "trainer", "--", "python3", "-c", KILL_A_RANK)
     kubectl.wait_for("{.status.attempts[0].restartsInPlace}=1", "together")
@@ -139,27 +144,28 @@ def test_a_killed_rank_restarts_those_of_all_pods_and_a_lost_pod_is_recreated_al
     assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.describe_job(
         "together"
     )
-    assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")} == before
+    assert uids(kubectl, "together") == before
     assert {pod["status"]["containerStatuses"][0]["restartCount"] for pod in kubectl.pods("together")} == {0}
     why = status["attempts"][0]["lastRestartInPlace"]
     assert why.startswith(f"rank 1 (pod {victim} "), why
     assert "was killed by signal 9" in why
-    kubectl("delete", "pod", victim, "--wait=false")
-    kubectl.wait_for("{.status.attempts[0].restartsInPlace}=2", "together")
-    checkpoint(kubectl, "together", at_least=kept + 160)
-    status = kubectl.status("together")
-    (attempt,) = status["attempts"]
-    assert (status["restarts"], status["phase"]) == (1, "Running"), kubectl.story("together")
-    assert [entry["pod"] for entry in attempt["replacements"]] == [victim]
-    assert attempt["lastRestartInPlace"] == f"rank 1 was lost with its former pod {victim}"
-    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("together")}
-    assert (after.keys(), after[first]) == (before.keys(), before[first]), kubectl.story("together")
-    assert after[victim] != before[victim]
+    for rank, (lost, stays) in ((1, (victim, first)), (0, (first, victim))):
+        kubectl("delete", "pod", lost, "--wait=false")
+        kubectl.wait_for(f"{{.status.attempts[0].restartsInPlace}}={3 - rank}", "together")
+        checkpoint(kubectl, "together", at_least=kept + 240 - 80 * rank)
+        status, after = kubectl.status("together"), uids(kubectl, "together")
+        (attempt,) = status["attempts"]
+        assert (status["restarts"], status["phase"]) == (2 - rank, "Running"), kubectl.story("together")
+        assert attempt["replacements"][-1]["pod"] == lost
+        assert attempt["lastRestartInPlace"] == f"rank {rank} was lost with its former pod {lost}"
+        assert (after.keys(), after[stays]) == (before.keys(), before[stays]), kubectl.story("together")
+        assert after[lost] != before[lost]
+        before = after
     assert "it alone is recreated, and the ranks of all pods wait for it" in kubectl("events", "--for", "dtj/together")
-    kubectl("delete", "pod", first, "--wait=false")
+    kubectl("delete", "pod", first, victim, "--wait=false")
     kubectl.wait_for("{.status.attempt}=2", "together")
     kubectl.wait("Running", "together")
-    assert first_step(kubectl, "together", attempt=2) >= kept + 160
+    assert first_step(kubectl, "together", attempt=2) >= kept + 240
     end_soon(kubectl, "together")
 
 

@@ -93,16 +93,16 @@ class Chaos:
         self._end_life([killed], ranks)
 
     def kill_a_pod(self) -> None:
-        """Kill worker 1 by its agent, once there is a checkpoint since it was lost last: it alone is made again."""
-        ranks, lost = self._trains(), PER_POD
-        self._run.until(self._has_new_checkpoint, "the status has a checkpoint since the last loss of the pod")
+        """Kill one by its agent, once there is a checkpoint since one was lost last: it alone is made again."""
+        ranks, lost = self._trains(), self._random.choice(range(0, self._world, PER_POD))
+        self._run.until(self._has_new_checkpoint, "the status has a checkpoint since the last loss of a pod")
         self._kill(agent_of(ranks[lost]))
         self._former.update(ranks.values())
         self.causes[-1].append({lost})
         self.replaced[-1] += 1
 
-    def kill_the_first_pod(self) -> None:
-        """Kill worker 0 by its agent, which leads: the gang is made again."""
+    def kill_the_only_pod(self) -> None:
+        """Kill it by its agent: the gang is made again."""
         ranks = self._trains()
         self._kill(agent_of(ranks[0]))
         self._former.update(ranks.values())
@@ -235,7 +235,7 @@ def test_thirty_kills_change_no_step_and_the_status_tells_of_each(workplace: Wor
     chaos = Chaos(run, pods, random)
     of_two: list[Callable[[], None]] = [chaos.kill_two, chaos.kill_beside_a_stopped_rank] * 2
     of_two += [chaos.kill_amid_a_restart] * 4
-    of_pods = [chaos.kill_the_first_pod] * 2 + [chaos.kill_a_pod] * (3 if pods > 1 else 0)
+    of_pods = [chaos.kill_a_pod] * 6 if pods > 1 else [chaos.kill_the_only_pod] * 2
     acts = of_two + of_pods + [chaos.kill_a_rank] * (KILLS - 2 * len(of_two) - len(of_pods))
     random.shuffle(acts)
     for act in acts:

@@ -207,36 +207,36 @@ def agent_of(rank: psutil.Process) -> psutil.Process:
     return agent
 
 
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_pod_that_is_lost_is_recreated_alone_and_the_curve_is_that_of_a_run_without_that(
-    workplace: Workplace,
+    workplace: Workplace, victim: int
 ) -> None:
     released = workplace.folder / "released"
     run = workplace.start(job(workplace, released, pods=2))
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
     run.until(lambda: known_checkpoint(run) == 2 * INTERVAL, "its second checkpoint is known")
-    first, second = former = ranks_of(run)
-    kept, lost = agent_of(first), agent_of(second)
-    lost.kill()
+    former = ranks_of(run)
+    agents = [agent_of(rank) for rank in former]
+    agents[victim].kill()
     run.until(lambda: len(set(ranks_of(run)) - set(former)) == 2, "both ranks have started again")
     now = [agent_of(rank) for rank in ranks_of(run)]
-    assert now[0] == kept
-    assert now[1] != lost
+    assert [new == old for new, old in zip(now, agents, strict=True)] == [victim != 0, victim != 1]
     _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, restarts=1)
     (replaced,) = attempt["replacements"]
-    assert replaced["pod"].endswith("-worker-1-a1")
+    assert replaced["pod"].endswith(f"-worker-{victim}-a1")
     assert (replaced["reason"], replaced["checkpointStep"]) == ("RankFailed", 2 * INTERVAL)
-    assert attempt["lastRestartInPlace"] == f"rank 1 was lost with its former pod {replaced['pod']}"
-    assert "[agent] restart 1 in place: rank 1 was lost with its pod" in run.log(0, attempt=1)
+    assert attempt["lastRestartInPlace"] == f"rank {victim} was lost with its former pod {replaced['pod']}"
+    assert f"[agent] restart 1 in place: rank {victim} was lost with its pod" in run.log(0, attempt=1)
     assert "it alone is recreated, and the ranks of all pods wait for it" in run.stderr
-    assert re.search(r"random states after step \d+ are not known of ranks 1: new ones", run.log(0, attempt=1))
+    assert re.search(rf"random states after step \d+ are not known of ranks {victim}: new ones", run.log(0, attempt=1))
     assert not run.left()
 
 
-def test_the_gang_is_recreated_where_worker_0s_agent_dies_and_the_curve_is_that_of_a_run_without_that(
+def test_the_gang_is_recreated_where_no_agent_is_left_and_the_curve_is_that_of_a_run_without_that(
     workplace: Workplace,
 ) -> None:
     released = workplace.folder / "released"
-    run = workplace.start(job(workplace, released, pods=2))
+    run = workplace.start(job(workplace, released))
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
     agent_of(ranks_of(run)[0]).kill()
     run.until(lambda: f"resuming after step {2 * INTERVAL} " in run.log(0, attempt=2), "the next attempt resumes")
@@ -244,7 +244,7 @@ def test_the_gang_is_recreated_where_worker_0s_agent_dies_and_the_curve_is_that_
     assert run.wait() == 0, run.stderr
 
     undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released, pods=2))
+    other = undisturbed.run(job(undisturbed, released))
     assert other.exit_code == 0, other.stderr
     assert losses(run) == losses(other)
     assert sorted(losses(run)) == list(range(1, STEPS + 1))

@@ -92,15 +92,18 @@ class PodEnvironment:
         """Ranks of this pod for which a process is started: the first alone where it has all of them."""
         return self.ranks if self.config is not None else self.ranks[:1]
 
-    def of_rank(self, rank: int, generation: int = 0, master_port: int | None = None) -> dict[str, str]:
+    def of_rank(
+        self, rank: int, generation: int = 0, master_port: int | None = None, master_address: str | None = None
+    ) -> dict[str, str]:
         """The whole environment of the process of a rank.
 
-        generation: how often the ranks of this attempt have started before. master_port: of this generation; None: that
-        of the pod.
+        generation: how often the ranks of this attempt have started before. master_port and master_address: of this
+        generation; None: that of the pod.
         """
         if self.config is None:
-            return self._of_own_program(generation, master_port)
-        local = {
+            return self._of_own_program(generation, master_port, master_address)
+        meets = {} if master_address is None else {Env.MASTER_ADDR: master_address}
+        local = meets | {
             Env.RANK: str(rank),
             Env.LOCAL_RANK: str(rank - self.ranks.start),
             Env.LOCAL_WORLD_SIZE: str(self.ranks_here),
@@ -117,12 +120,14 @@ class PodEnvironment:
             defaults["OMP_NUM_THREADS"] = "1"
         return {**defaults, **self.variables, **local}
 
-    def _of_own_program(self, generation: int, master_port: int | None) -> dict[str, str]:
+    def _of_own_program(self, generation: int, master_port: int | None, master_address: str | None) -> dict[str, str]:
         # The port of the agent's API is this process's.
         own = {name: value for name, value in self.variables.items() if name != Env.AGENT_PORT}
         own[Env.GENERATION] = str(generation)
         if master_port is not None:
             own |= {Env.MASTER_PORT: str(master_port), Env.PET_MASTER_PORT: str(master_port)}
+        if master_address is not None:
+            own |= {Env.MASTER_ADDR: master_address, Env.PET_MASTER_ADDR: master_address}
         if generation:
             own[Env.PET_RDZV_ID] = f"{self.variables.get(Env.PET_RDZV_ID, '')}-{generation}"
         return own

@@ -128,12 +128,12 @@ class Processes:
 
     def start(
         self, pod: PodEnvironment, command: Sequence[str], start: Start, generation: int = 0,
-        master_port: int | None = None,
+        master_port: int | None = None, master_address: str | None = None,
     ) -> None:  # fmt: skip
         """Start every rank of the pod. Those of a former life have ended."""
         self.ranks = []
         for rank in pod.started:
-            environment = pod.of_rank(rank, generation, master_port)
+            environment = pod.of_rank(rank, generation, master_port, master_address)
             process = RankProcess(rank, command, environment, start, alone=pod.config is not None)
             self.ranks.append(process)
             self._loop.add_reader(process._pipe, self._read, process)

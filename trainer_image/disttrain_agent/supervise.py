@@ -118,14 +118,15 @@ class Supervisor:
             if self._loop.time() >= until:
                 gang.leave("worker 0's agent has not ordered a start in time")
             await self._until_gang_changed(gang, self._timing.report)
+        self._restart_is_decided(gang)
         return self._in_gang
 
     def _start_ranks(self, start: Start) -> None:
         """Raises OSError where they cannot be started."""
         self._life = Life(memory_kills())
-        generation = self._gang.generation if self._gang is not None else 0
-        port = self._gang.master_port if self._gang is not None else None
-        self._processes.start(self._pod, self._command, start, generation, port)
+        gang = self._gang
+        life = (0, None, None) if gang is None else (gang.generation, gang.master_port, gang.master_address)
+        self._processes.start(self._pod, self._command, start, *life)
         ranks = self._pod.ranks
         log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -158,13 +159,8 @@ class Supervisor:
         if self._in_gang:
             gang.ended(failure, self._since_failure)
         while self._in_gang:
-            if (decided := gang.restarts) is not None and decided != self._restarts:
+            if self._restart_is_decided(gang):
                 # Now, not when they start: there may be a pause.
-                pause = f" after {decided.pause_seconds:g} s" if decided.pause_seconds else ""
-                lost = decided.failure.reason == Reason.POD_LOST
-                what = "was lost with its pod" if lost else "failed"
-                log(f"restart {decided.count} in place{pause}: rank {decided.failure.rank} {what}")
-                self._restarts = decided
                 self._reports.begin_again()
                 self._message.write(self._reports.progress(), None, self._restarts)
             if gang.generation != generation:
@@ -179,6 +175,17 @@ class Supervisor:
             self._reports.begin_again()
             self._message.write(self._reports.progress())
         return self._stop_at is None
+
+    def _restart_is_decided(self, gang: Gang) -> bool:
+        """Note a restart that this agent, as the leader, has decided on; returns whether there is a new one."""
+        decided = gang.restarts
+        if decided is None or decided == self._restarts:
+            return False
+        pause = f" after {decided.pause_seconds:g} s" if decided.pause_seconds else ""
+        what = "was lost with its pod" if decided.failure.reason == Reason.POD_LOST else "failed"
+        log(f"restart {decided.count} in place{pause}: rank {decided.failure.rank} {what}")
+        self._restarts = decided
+        return True
 
     async def _until_gang_changed(self, gang: Gang, seconds: float) -> None:
         """Wait until something happens in the gang or is due there, but no longer."""

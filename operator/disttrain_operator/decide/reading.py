@@ -79,7 +79,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         awaits_address=awaits_address(raw, container) if exit_ is None else None,
         pod_ended=status.get("phase") in ("Succeeded", "Failed"),
         failed_beside=failed_beside(status) if exit_ is None and runs else "",
-        cut_off=exit_ is None and runs and _unready(status),
+        cut_off=exit_ is None and runs and is_unready(status),
         ready_since=_since(status, "Ready"),
         deletion=deletion,
         gone=gone,
@@ -182,7 +182,8 @@ def _since(status: Raw, type_: str) -> datetime | None:
     return parse_time(holds.get("lastTransitionTime"))
 
 
-def _unready(status: Raw) -> bool:
+def is_unready(status: Raw) -> bool:
+    """Return whether a pod with this raw status is not ready since its node has not reported for a while."""
     conditions: list[Raw] = status.get("conditions") or []
     ready: Raw = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
     # With a reason the kubelet says so itself, of a probe that fails or a container that starts.

@@ -1,7 +1,8 @@
 """Lost pods of a job with `restartStrategy: InPlace` that are made again alone, while all ranks wait for them.
 
-Ranks that fail restart in their pods, and where that cannot be the gang is made again. This is between the two: worker
-0's agent holds the others, so it must be left, and so must the reason to expect that a new pod does better.
+Ranks that fail restart in their pods, and where that cannot be the gang is made again. This is between the two. There
+must be an agent left that holds its pod and knows the generation of its ranks, and a reason to expect that a new pod
+does better.
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from disttrain_operator.decide.attempt_history import last_known_step, pending_v
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import MatchedAction, is_counted
 from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.observed import PodFacts
 
 MOST = 16
 """Pods without a new checkpoint between them. If more are lost, the gang is."""
@@ -34,15 +36,21 @@ def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> 
     """Return the names of the pods, of those that failed so, that are made again alone."""
     if not waits_for_lost_pods(gang.spec) or not ran(gang.status) or pending_verdict(gang.status) is not None:
         return frozenset()
-    leader = next((pod for pod in gang.pods if (pod.role, pod.index) == (Role.WORKER, 0)), None)
-    if leader is None or not leader.undisturbed:
-        return frozenset()
     entries, step = gang.status.attempts[-1].replacements, last_known_step(gang.status)
     before = {entry.pod for entry in entries if entry.checkpoint_step == step}
     found = [cause for cause, matched in failures if _is_lost(cause, matched) and cause.pod.name not in before]
+    lost = frozenset(cause.pod.name for cause in found)
+    if not any(_holds(pod) for pod in gang.pods if pod.name not in lost):
+        return frozenset()
     counted = gang.status.restarts_since_checkpoint + sum(map(is_counted, found))
     too_many = len(before) + len(found) > MOST or counted > gang.spec.run_policy.max_restarts
-    return frozenset() if too_many else frozenset(cause.pod.name for cause in found)
+    return frozenset() if too_many else lost
+
+
+def _holds(pod: PodFacts) -> bool:
+    """Whether its ranks have trained in this attempt, and nothing is about to end it. A replacement that waits knows of
+    no generation."""
+    return pod.role is Role.WORKER and pod.undisturbed and pod.awaits_address is None
 
 
 def _is_lost(cause: Cause, matched: MatchedAction) -> bool:

@@ -10,14 +10,13 @@ import psutil
 import pytest
 
 from disttrain_api.names import Env, ExitCode
-from tests.unit.agent.test_http_api import JOB_TOKEN, a_port, status_of
+from tests.unit.agent.test_http_api import a_port
 
 from .conftest import Pod
 from .test_restarts_in_place import FINISH, LIVES, restarts
 
 P = TypeVar("P", bound=Pod)
 Gangs = Callable[..., list[Pod]]
-InPlaceOf = Callable[..., Pod]
 HOLD = "signal.signal(signal.SIGTERM, signal.SIG_DFL); ready(); signal.pause()"
 FIRST_LIFE_HOLDS = f"""
 note(f"generation-{{number}}", os.environ["{Env.GENERATION}"])
@@ -57,23 +56,6 @@ def gangs_of(kind: type[P], tmp_path: Path) -> Iterator[Callable[..., list[P]]]:
     for pod in made:
         pod.end()
     assert not any("Traceback" in pod.log for pod in made), "\n".join(pod.log for pod in made)
-
-
-@pytest.fixture
-def in_place_of() -> Iterator[InPlaceOf]:
-    """Another pod of the same worker, as the operator makes one."""
-    made: list[Pod] = []
-
-    def make(pod: Pod, replacement: int = 1) -> Pod:
-        folder = pod.folder.with_name(f"{pod.folder.name}-{replacement}")
-        folder.mkdir()
-        (folder / "token").write_text((pod.folder / "token").read_text())
-        made.append(Pod(folder, ranks=pod.ranks, changes={**pod.changes, Env.REPLACEMENT: str(replacement)}))
-        return made[-1]
-
-    yield make
-    for pod in made:
-        pod.end()
 
 
 def start(pods: list[Pod], program: str) -> None:
@@ -221,51 +203,6 @@ signal.pause()
     assert restarts(pods[0]).count == 1
 
 
-def test_the_death_of_worker_0s_pod_restarts_nothing_and_no_pod_waits_for_it(gangs: Gangs) -> None:
-    pods = gangs(2)
-    start(pods, FIRST_LIFE_HOLDS)
-    gone, left = pods
-    assert gone.process is not None
-    gone.process.kill()
-    left.until(lambda: not connections(left), "the connection has ended")
-    os.kill(rank_of(left), signal.SIGKILL)
-    assert left.wait() == 137
-    assert left.failure.signal == 9
-    assert len(list(left.folder.glob("life-*"))) == 1
-
-
-def test_worker_0s_pod_that_dies_amid_a_restart_ends_the_others_with_their_own_failure(gangs: Gangs) -> None:
-    pods = gangs(2)
-    program = f"""
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-ready(), [signal.pause() for _ in range(9)]
-{FINISH}
-"""
-    start(pods, program)
-    gone, left = pods
-    os.kill(rank_of(left), signal.SIGKILL)
-    left.until(lambda: "was killed by signal 9" in left.log, "it waits for the other, whose rank ends slowly")
-    assert gone.process is not None
-    gone.process.kill()
-    assert left.wait() == 137
-    assert left.failure.signal == 9
-    assert len(list(left.folder.glob("life-*"))) == 1
-
-
-def test_once_worker_0s_pod_is_asked_to_stop_no_rank_starts_again(gangs: Gangs) -> None:
-    """Its ranks may need their time to end: nobody waits for them."""
-    stopped, other = pods = gangs(2)
-    start(pods, "signal.signal(signal.SIGTERM, lambda *_: note('asked')), ready(), wait('go'), sys.exit(143)")
-    stopped.signal(signal.SIGTERM)
-    stopped.until(lambda: bool(stopped.seen("asked")), "its rank is asked, too")
-    os.kill(rank_of(other), signal.SIGKILL)
-    assert other.wait() == 137
-    assert "SIGTERM to the pod" in other.log
-    (stopped.folder / "go").touch()
-    assert stopped.wait() == ExitCode.STOPPED
-    assert len(list(other.folder.glob("life-*"))) == 1
-
-
 def test_no_pod_waits_for_one_whose_ranks_have_succeeded(gangs: Gangs) -> None:
     failed, done = pods = gangs(2)
     start(pods, f"ready(), wait('go')\nif rank == 0:\n    sys.exit(7)\n{FINISH}")
@@ -274,82 +211,6 @@ def test_no_pod_waits_for_one_whose_ranks_have_succeeded(gangs: Gangs) -> None:
     (failed.folder / "go").touch()
     assert failed.wait() == 7
     assert "no restart in place: worker 1: its ranks have succeeded" in failed.log
-
-
-WAITS = "waiting for another one in its place"
-
-
-def test_another_pod_in_place_of_a_lost_one_starts_with_the_next_ranks_of_the_others(
-    gangs: Gangs, in_place_of: InPlaceOf
-) -> None:
-    first, second, gone = pods = gangs(3, ranks=2, token=JOB_TOKEN)
-    first.changes[Env.AGENT_PORT] = str(a_port())
-    start(pods, FIRST_LIFE_HOLDS)
-    assert gone.process is not None
-    gone.process.kill()
-    first.until(lambda: connections(first) == 1, "the connection has ended")
-    os.kill(rank_of(second), signal.SIGKILL)
-    first.until(lambda: f"the pod of worker 2 is lost; {WAITS}" in first.log, "it waits")
-    assert status_of(first).awaited == [2]
-    new = in_place_of(gone).start(f"note('generation', os.environ['{Env.GENERATION}'])\n{FINISH}")
-    pods = [first, second, new]
-    assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)
-    assert new.seen("generation") == {4: "1", 5: "1"}
-    for pod in (first, second):
-        assert set(pod.seen("generation-2").values()) == {"1"}
-    found = restarts(first)
-    assert (found.count, found.failure.rank, found.failure.reason) == (1, 4, "PodLost")
-
-
-def test_a_pod_that_is_asked_to_stop_ends_alone_and_the_others_go_on_with_the_next_one(
-    gangs: Gangs, in_place_of: InPlaceOf
-) -> None:
-    """Its ranks have those of the others stop with them: as the trainer's do, after a checkpoint."""
-    first, asked = gangs(2)
-    program = f"""
-if number == 1:
-    signal.signal(signal.SIGTERM, lambda *_: (folder.parent / "0" / "stop").touch())
-    ready(), wait("../0/stop"), sys.exit({ExitCode.STOPPED:d})
-{FINISH}
-"""
-    start([first, asked], program)
-    asked.signal(signal.SIGTERM)
-    assert asked.wait() == ExitCode.STOPPED
-    first.until(lambda: WAITS in first.log, "it waits")
-    new = in_place_of(asked).start(FINISH)
-    assert [first.wait(), new.wait()] == [0, 0], first.log + new.log
-    assert first.report.failure is None
-
-
-def test_a_pod_whose_place_another_one_has_taken_starts_no_rank_and_disturbs_nobody(
-    gangs: Gangs, in_place_of: InPlaceOf
-) -> None:
-    first, gone = gangs(2)
-    start([first, gone], f"ready(), wait('go')\n{FINISH}")
-    assert gone.process is not None
-    gone.process.kill()
-    current = in_place_of(gone, 2).start(f"{LIVES}ready(), wait('go')\n{FINISH}").until_ready()
-    former = in_place_of(gone, 1).start("note('started')")
-    assert former.wait() == ExitCode.PEER_LOST
-    assert former.failure.message == "another pod has taken its place"
-    assert not former.seen("started")
-    for pod in (first, current):
-        (pod.folder / "go").touch()
-    assert [first.wait(), current.wait()] == [0, 0], first.log + current.log
-    assert restarts(first).count == 1
-
-
-def test_a_pod_in_place_of_another_one_starts_no_rank_where_the_gang_is_left(
-    gangs: Gangs, in_place_of: InPlaceOf
-) -> None:
-    first, second = gangs(2)
-    start([first, second], "signal.signal(signal.SIGTERM, lambda *_: note('asked')), ready(), wait('go')")
-    first.signal(signal.SIGTERM)
-    first.until(lambda: bool(first.seen("asked")), "it is left")
-    new = in_place_of(second).start("note('started')")
-    assert new.wait() == ExitCode.PEER_LOST
-    assert new.failure.message == "SIGTERM to the pod"
-    assert not new.seen("started")
 
 
 def test_a_pod_with_another_token_takes_no_part(gangs: Gangs) -> None:

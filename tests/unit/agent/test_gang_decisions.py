@@ -128,16 +128,21 @@ def test_a_pod_that_does_not_end_its_ranks_in_time_ends_the_wait_of_all() -> Non
     assert leader.left.why == "the ranks of worker 2 have not ended in time"
 
 
-def test_an_agent_that_is_lost_may_come_back_while_all_train_and_not_amid_a_restart() -> None:
+def test_an_agent_that_is_lost_may_come_back_amid_a_restart_too_and_says_again_how_its_ranks_have_ended() -> None:
     leader = a_leader()
     leader.lost(2)
     assert leader.left is None
     assert leader.joins(2, 0, 0.0)
-    leader.failed(1, 0, 0.0)
-    assert not leader.joins(2, 0, 0.0)
-    leader.lost(2)
+    for worker in (1, 2, 0):
+        leader.ended(worker, 0, killed(worker), 0.0)
+        leader.lost(2)
     assert leader.awaited == {2}
-    assert not leader.joins(2, 0, 0.0)
+    assert leader.joins(2, 0, 50.0)
+    leader.tick(50.0)
+    assert (leader.generation, leader.due) == (0, 50.0 + PATIENCE)
+    leader.ended(2, 0, killed(2), 51.0)
+    leader.tick(51.0)
+    assert leader.generation == 1
     leader.leave("for a reason")
     assert not leader.joins(2, 0, 0.0, replacement=1)
 
@@ -179,20 +184,44 @@ def test_an_agent_of_another_life_takes_no_part() -> None:
     assert leader.joins(1, 1, 1.0)
 
 
-def test_a_member_without_a_connection_ends_as_without_the_setting() -> None:
-    member = Member()
+def test_a_member_that_was_never_connected_ends_as_without_the_setting() -> None:
+    member = Member(longest=LONGEST)
     member.failed()
     assert member.left is not None
-    waiting = Member()
-    waiting.connected()
-    waiting.ended(killed())
-    assert waiting.left is None
-    waiting.lost()
-    assert waiting.left is not None
-    trains = Member()
-    trains.connected()
-    trains.lost()
-    assert trains.left is None
+
+
+def test_a_member_waits_less_long_where_worker_0s_pod_is_where_it_was() -> None:
+    member = Member(longest=LONGEST, unmoved=240.0)
+    member.connected()
+    member.ended(killed())
+    member.lost(100.0)
+    assert member.due == 100.0 + LONGEST
+    member.leader_moved = False
+    assert member.due == 340.0
+    member.tick(340.0)
+    assert member.left is not None
+
+
+@pytest.mark.parametrize("first", ["ended", "lost"])
+def test_a_member_whose_connection_is_lost_waits_for_another_one_but_not_for_ever(first: str) -> None:
+    member = Member(longest=LONGEST)
+    member.connected()
+    if first == "ended":
+        member.ended(killed(), now=100.0)
+    assert (member.due, member.is_alone) == (None, False)
+    member.lost(100.0)
+    if first == "lost":
+        assert member.due is None, "its ranks train"
+        member.ended(killed(), now=100.0)
+    assert (member.due, member.is_alone) == (100.0 + LONGEST, True)
+    member.tick(100.0 + LONGEST - 0.1)
+    assert member.left is None
+    member.connected()
+    assert (member.due, member.is_alone) == (None, False)
+    member.lost(200.0)
+    member.tick(200.0 + LONGEST)
+    assert member.left is not None
+    assert member.left.why == "worker 0's agent is not connected, and no other one in its place"
 
 
 def test_a_member_starts_its_ranks_only_when_it_is_ordered_to_after_they_have_ended() -> None:

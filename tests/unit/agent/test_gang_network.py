@@ -1,5 +1,7 @@
 """What holds of a gang whatever its network, its ranks and its pods do."""
 
+from collections.abc import Collection
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -8,29 +10,38 @@ from disttrain_agent.gang.leader import Leader
 from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import Kind, Message, PodFailure
 from disttrain_agent.restart import Limits
-from disttrain_api.names import ExitCode
+from disttrain_api.names import ExitCode, Reason
 
 from .test_gang_decisions import LONGEST, PATIENCE, WINDOW, exited, killed
 
+LIMITS = Limits(2, 1)
 ENDS = st.sampled_from([killed(0), killed(2, signaled=True), exited(ExitCode.PEER_LOST), exited(3), exited(81)])
+
+
+Ends = tuple[int, int]
+"""Of a connection: which life of the pod it is, and which one of worker 0's pod."""
 
 
 class Network(RuleBasedStateMachine):
     """Pods whose messages come late, never, again or in another order, whose connections and ranks end at will, and
-    that are lost and replaced. What is sent over the connection of a former pod reaches no other one."""
+    that are lost and replaced, worker 0's too. What is sent over the connection of a former pod reaches no other."""
 
     @initialize(workers=st.integers(2, 4))
     def begin(self, workers: int) -> None:
         self.now = 0.0
-        self.leader = Leader(workers, Limits(4, 1), WINDOW, PATIENCE, LONGEST)
-        self.members = {worker: Member() for worker in range(1, workers)}
+        self.leader = Leader(workers, LIMITS, WINDOW, PATIENCE, LONGEST)
+        self.members = {worker: Member(longest=LONGEST) for worker in range(1, workers)}
         self.ranks: list[int | None] = [0] * workers
         """The generation of each pod's ranks; None: they have ended."""
-        self.lives = dict.fromkeys(self.members, 0)
-        self.up: list[tuple[int, int, Message]] = []
-        self.down: list[tuple[int, int, Message]] = []
+        self.lives = dict.fromkeys(range(workers), 0)
+        self.up: list[tuple[int, Ends, Message]] = []
+        self.down: list[tuple[int, Ends, Message]] = []
         self.joined = dict.fromkeys(self.members, 0)
         """The life of each pod that the leader has a connection to."""
+        self.found = dict.fromkeys(self.members, 0)
+        """The life of worker 0's pod that each other one has connected to last."""
+        self.restarts = 0
+        """Of ranks, without a lost pod; none has a new checkpoint."""
         for worker, member in self.members.items():
             member.connected()
             assert self.leader.joins(worker, 0, self.now)
@@ -39,10 +50,15 @@ class Network(RuleBasedStateMachine):
     def settle(self) -> None:
         """What agents do at once: they send their orders, and start ranks."""
         for order in self.leader.orders:
-            self.down += [(worker, life, order) for worker, life in self.joined.items()]
+            self.down += [(worker, (life, self.lives[0]), order) for worker, life in self.joined.items()]
+            if order.kind is Kind.START:
+                restart = self.leader.restart
+                assert restart is not None
+                assert restart.count == order.generation
+                self.restarts += restart.cause.reason != Reason.POD_LOST
         self.leader.orders.clear()
         for worker, member in self.members.items():
-            self.up += [(worker, self.lives[worker], order) for order in member.orders]
+            self.up += [(worker, (self.lives[worker], self.found[worker]), order) for order in member.orders]
             member.orders.clear()
         for worker, agent in enumerate([self.leader, *self.members.values()]):
             if self.ranks[worker] is None and agent.generation > self.started[worker]:
@@ -84,11 +100,16 @@ class Network(RuleBasedStateMachine):
         self.hear(*(self.up[-1] if last else data.draw(st.sampled_from(self.up))))
         self.settle()
 
-    def hear(self, worker: int, life: int, message: Message) -> None:
+    def hear(self, worker: int, ends: Ends, message: Message) -> None:
+        life, leader = ends
+        if leader != self.lives[0]:
+            return
         if message.kind is Kind.JOINS:
-            if self.leader.joins(worker, message.generation, self.now, message.replacement):
+            if self.leader.joins(worker, message.generation, self.now, message.replacement, message.history):
                 self.joined[worker] = life
-        elif life != self.joined[worker]:
+                if self.leader.standing is not None:
+                    self.down.append((worker, ends, self.leader.standing))
+        elif life != self.joined.get(worker):
             return
         elif message.kind is Kind.DEPARTS:
             self.leader.departs(worker)
@@ -96,8 +117,8 @@ class Network(RuleBasedStateMachine):
             self.leader.failed(worker, message.generation, self.now)
         elif message.failure is not None:
             self.leader.ended(worker, message.generation, message.failure, self.now)
-        elif message.generation == self.leader.generation:
-            self.leader.leave(message.why)
+        elif message.kind is Kind.LEAVES:
+            self.leader.leaves(worker, message.generation, message.why)
 
     @rule(end=ENDS)
     def all_goes_well(self, end: PodFailure, but: int | None = None) -> None:
@@ -110,25 +131,70 @@ class Network(RuleBasedStateMachine):
                 else:
                     self.leader.ended(0, self.leader.generation, end, self.now)
         self.settle()
-        for worker, life, message in self.up[-2 * len(self.ranks) :]:
+        for worker, ends, message in self.up[-2 * len(self.ranks) :]:
             if message.failure is not None:
-                self.hear(worker, life, message)
+                self.hear(worker, ends, message)
         self.time_passes(10.0)
         self.all_members_hear_the_last_order()
 
     @rule(data=st.data(), noticed=st.booleans(), end=ENDS, hears=st.booleans())
     def a_pod_is_lost_and_replaced(self, data: st.DataObject, noticed: bool, end: PodFailure, hears: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.members)))
+        self.replace(worker, noticed=noticed, hears=hears)
+        if hears:
+            self.all_goes_well(end)
+
+    def replace(self, worker: int, *, noticed: bool = True, hears: bool = True) -> None:
+        """A pod is lost, and another one in its place connects. noticed, hears: by the leader."""
         if noticed:
             self.leader.lost(worker)
         self.ranks[worker], self.started[worker] = None, 0
         self.lives[worker] += 1
-        self.members[worker] = Member(self.lives[worker])
-        self.members[worker].connected()
+        self.members[worker] = Member(self.lives[worker], LONGEST)
+        self.connect(worker)
         self.settle()
         if hears:
             self.hear(*self.up[-1])
-            self.all_goes_well(end)
+
+    def connect(self, worker: int) -> None:
+        self.found[worker] = self.lives[0]
+        self.members[worker].connected()
+
+    @rule(before=st.integers(0, 3), after=st.integers(0, 3), but=st.none() | st.integers(1, 3), new=st.booleans())
+    def another_leader_comes_between_restarts(self, before: int, after: int, but: int | None, new: bool) -> None:
+        """but: the ranks of this worker go on at first. new: its pod is a replacement itself."""
+        for _ in range(before):
+            self.all_goes_well(killed(0))
+        if new and but in self.members:
+            self.replace(but)
+            self.all_goes_well(killed(0))
+        self.lose_the_leader(self.members)
+        self.all_goes_well(killed(2), but)
+        for _ in range(after):
+            self.all_goes_well(killed(0))
+
+    @rule(data=st.data())
+    def worker_0s_pod_is_lost_and_replaced(self, data: st.DataObject) -> None:
+        """Some find the new pod, and what the former one has sent may still come to others."""
+        self.lose_the_leader({worker for worker in self.members if data.draw(st.booleans())}, heard=False)
+
+    def lose_the_leader(self, found_by: Collection[int], *, heard: bool = True) -> None:
+        """Worker 0's pod is lost, and another one in its place is found by these. heard: it hears what they say."""
+        self.ranks[0], self.started[0] = None, 0
+        self.lives[0] += 1
+        self.leader = Leader(
+            len(self.ranks), LIMITS, WINDOW, PATIENCE, LONGEST, replacement=self.lives[0], now=self.now
+        )
+        self.joined.clear()
+        sent = len(self.up)
+        for worker, member in self.members.items():
+            if member.left is None and worker in found_by:
+                member.lost(self.now)
+                self.connect(worker)
+        self.settle()
+        for said in self.up[sent:] if heard else ():
+            self.hear(*said)
+        self.settle()
 
     @rule(data=st.data(), end=ENDS)
     def a_pod_is_cut_off(self, data: st.DataObject, end: PodFailure) -> None:
@@ -143,9 +209,9 @@ class Network(RuleBasedStateMachine):
 
     @rule()
     def the_leader_hears_all_in_order(self) -> None:
-        for worker, life, message in list(self.up):
+        for worker, ends, message in list(self.up):
             if message.failure is not None:
-                self.hear(worker, life, message)
+                self.hear(worker, ends, message)
         self.settle()
 
     @precondition(lambda self: self.down)
@@ -154,14 +220,14 @@ class Network(RuleBasedStateMachine):
         self.receive(*data.draw(st.sampled_from(self.down)))
         self.settle()
 
-    def receive(self, worker: int, life: int, message: Message) -> None:
-        if life == self.lives[worker]:
+    def receive(self, worker: int, ends: Ends, message: Message) -> None:
+        if ends == (self.lives[worker], self.found[worker]):
             self.members[worker].receive(message)
 
     @rule()
     def all_members_hear_the_last_order(self) -> None:
-        for worker, life, message in self.down[-len(self.members) :]:
-            self.receive(worker, life, message)
+        for worker, ends, message in self.down[-len(self.members) :]:
+            self.receive(worker, ends, message)
         self.settle()
 
     @rule(data=st.data(), here=st.booleans(), there=st.booleans(), again=st.booleans())
@@ -170,15 +236,16 @@ class Network(RuleBasedStateMachine):
         if here:
             self.leader.lost(worker)
         if there:
-            self.members[worker].lost()
+            self.members[worker].lost(self.now)
             if again and self.members[worker].left is None:
-                self.members[worker].connected()
+                self.connect(worker)
         self.settle()
 
-    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 10.0, 59.0]))
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 10.0, 59.0, LONGEST]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.leader.tick(self.now)
+        for agent in (self.leader, *self.members.values()):
+            agent.tick(self.now)
         self.settle()
 
     @invariant()
@@ -186,16 +253,21 @@ class Network(RuleBasedStateMachine):
         assert len({generation for generation in self.ranks if generation is not None}) <= 1, self.ranks
 
     @invariant()
-    def nobody_waits_for_a_connection_that_is_gone(self) -> None:
+    def no_lost_leader_gives_back_a_restart_of_ranks(self) -> None:
+        assert self.restarts <= LIMITS.restarts
+
+    @invariant()
+    def nobody_waits_for_ever_for_a_connection_that_is_gone(self) -> None:
         for member in self.members.values():
-            assert member._connected or not member._failed or member.left is not None
+            assert member._connected or not member._failed or member.left is not None or member.due is not None
 
     @invariant()
     def the_leader_never_waits_for_longer_than_its_patience(self) -> None:
         leader = self.leader
         if leader.left is None and leader._failed_at is not None and leader._start_at is None:
             assert leader.due is not None
-            assert leader.due <= leader._failed_at + (LONGEST if leader.awaited else PATIENCE)
+            assert leader._end_by <= leader._failed_at + LONGEST
+            assert leader.due <= (leader._failed_at + LONGEST if leader.awaited else leader._end_by)
 
 
 TestNetwork = Network.TestCase

@@ -73,10 +73,12 @@ def test_a_pod_that_another_one_has_replaced_takes_no_part_whenever_it_comes() -
         assert leader.is_former(2, former)
     leader.lost(2)
     assert not leader.joins(2, 0, 3.0, replacement=1), "nor while another one is awaited"
-    assert not leader.joins(2, 0, 3.0, replacement=2), "one that was ordered nothing does not come again"
+    assert leader.joins(2, 0, 3.0, replacement=2), "as long as it was ordered nothing it may come again"
     assert leader.joins(2, 0, 4.0, replacement=5)
     leader.tick(4.0)
     assert leader.generation == 1
+    assert not leader.joins(2, 0, 5.0, replacement=5), "the others have started, and it has not heard of it"
+    assert leader.is_behind(0)
     for former in (0, 1, 2):
         assert not leader.joins(2, former, 5.0, replacement=former)
     assert leader.joins(2, 1, 5.0, replacement=5), "after a short loss of its connection"
@@ -155,14 +157,16 @@ def test_a_replacement_starts_its_ranks_when_it_is_ordered_to_in_whatever_genera
     assert member.left is None, "its ranks train"
 
 
-def test_a_replacement_that_waits_ends_with_its_connection_and_with_the_gang() -> None:
-    for end in (Member.lost, lambda member: member.receive(leaves(3, "for a reason"))):
-        member = Member(replacement=1)
-        member.connected()
-        end(member)
-        member.receive(Message(kind=Kind.START, generation=1))
-        assert member.left is not None
-        assert member.generation == 0
+def test_a_replacement_that_waits_ends_with_the_gang_and_not_with_its_connection() -> None:
+    member = Member(replacement=1, longest=LONGEST)
+    member.connected()
+    member.lost()
+    member.orders.clear()
+    member.connected()
+    assert [(order.kind, order.generation, order.replacement) for order in member.orders] == [(Kind.JOINS, 0, 1)]
+    member.receive(leaves(3, "for a reason"))
+    member.receive(Message(kind=Kind.START, generation=1))
+    assert (member.left is not None, member.generation) == (True, 0)
 
 
 def test_a_member_departs_alone() -> None:

@@ -30,9 +30,9 @@ KILLED = PodFailure(cause=RankFailure(rank=1, exit_code=137, signal=9))
 class Port:
     """Worker 0's agent, and connections to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, leader: Leader | None = None) -> None:
         self.log: list[str] = []
-        self.leader = Leader(WORKERS, Limits(3, 0), 1.0, 60.0, 900.0)
+        self.leader = leader or Leader(WORKERS, Limits(3, 0), 1.0, 60.0, 900.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
         self.agent = LeadingAgent(self.leader, lambda: None, self.log.append, KEY, WORKERS, listener, lambda: NOW)

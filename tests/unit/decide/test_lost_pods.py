@@ -89,9 +89,36 @@ def test_several_lost_pods_are_made_again_in_one_restart() -> None:
     assert (world.job.status.attempt, len(replacements(world)), len(world.pods)) == (1, 2, 3)
 
 
-def test_why_a_job_restarts_is_the_lost_pod_and_not_what_ended_an_earlier_attempt() -> None:
+def test_worker_0s_pod_is_made_again_as_any_other() -> None:
+    world = a_gang()
+    before = uids(world)
+    vanish(world, 0)
+    world.step()
+    assert [action.replacement for action in world.decide().actions if isinstance(action, CreatePod)] == [1]
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
+    assert [new == old for new, old in zip(uids(world), before, strict=True)] == [False, True, True]
+    world.put(running(world.pod(0))).settle()
+    assert world.condition("Running")[:2] == ("True", "AllPodsRunning")
+
+
+def test_pods_are_made_again_as_long_as_one_is_left_that_has_trained() -> None:
     world = a_gang()
     vanish(world, 0)
+    world.settle()
+    vanish(world, 1)
+    world.settle()
+    assert (world.job.status.attempt, len(replacements(world))) == (1, 2)
+    for index in (0, 1):
+        world.put(awaiting_address(world.pod(index), timestamp(world.now)))
+    vanish(world, 2)
+    world.settle()
+    assert (world.job.status.attempt, len(world.job.status.attempts[0].replacements)) == (2, 2)
+
+
+def test_why_a_job_restarts_is_the_lost_pod_and_not_what_ended_an_earlier_attempt() -> None:
+    world = a_gang()
+    world.end(0, 1, report=a_report(5)).pass_time(10)
     world.settle().confirm_deletions().settle().run_all()
     vanish(world, 2)
     world.settle()
@@ -104,16 +131,22 @@ def of_another_scheduler(world: World) -> None:
     vanish(world)
 
 
-def with_worker_0_on_its_way_out(world: World) -> None:
-    world.drain(0, None)
+def with_all_others_on_their_way_out(world: World) -> None:
+    for index in (0, 2):
+        world.drain(index, None)
     vanish(world)
 
 
-def silent_worker_0(world: World) -> None:
-    pod = deepcopy(world.pod(0))
+def with_all_others_silent(world: World) -> None:
+    for index in (0, 2):
+        silence(world, index)
+    vanish(world)
+
+
+def silence(world: World, index: int) -> None:
+    pod = deepcopy(world.pod(index))
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     world.put(pod)
-    vanish(world)
 
 
 def by_a_rule(world: World) -> None:
@@ -129,9 +162,9 @@ def beside_another_failure(world: World) -> None:
 
 
 FALLS: dict[str, tuple[Loss, dict[str, Any]]] = {
-    "worker 0": (lambda world: vanish(world, 0), {}),
-    "worker 0, too, which somebody has deleted": (with_worker_0_on_its_way_out, {}),
-    "worker 0, too, whose node is silent": (silent_worker_0, {}),
+    "all": (lambda world: [vanish(world, index) for index in range(3)], {}),
+    "the others, too, which somebody has deleted": (with_all_others_on_their_way_out, {}),
+    "the others, too, whose nodes are silent": (with_all_others_silent, {}),
     "its agent has let no rank start again": (
         lambda world: world.end(1, 137, report=a_report(5, failure=KILLED)),
         {},
@@ -161,7 +194,7 @@ def test_a_job_of_one_pod_has_none_that_could_wait() -> None:
 
 def test_a_pod_that_is_lost_before_all_have_run_is_part_of_the_start() -> None:
     world = a_running_world(workers={"replicas": 3}, runPolicy=IN_PLACE)
-    vanish(world, 0)
+    world.end(0, 1, report=a_report(5)).pass_time(10)
     world.settle().confirm_deletions().settle()
     assert world.job.status.attempt == 2
     vanish(world, 1)
@@ -301,9 +334,7 @@ def test_another_operator_comes_to_the_same_end(requests: int) -> None:
 
 def silent(world: World, awaited: set[int], attempt: int = 1) -> World:
     """The node of worker 1 does not report, and worker 0's agent waits for these workers."""
-    pod = deepcopy(world.pod(1))
-    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-    world.put(pod)
+    silence(world, 1)
     world.live = Live(world.pod(0)["metadata"]["uid"], attempt, None, awaited=frozenset(awaited))
     return world
 
@@ -314,6 +345,15 @@ def test_a_pod_that_the_others_wait_for_on_a_silent_node_is_lost_with_it() -> No
     assert (world.job.status.restarts, world.job.status.restarts_since_checkpoint) == (1, 0)
     world.pass_time(3600).settle()
     assert world.job.status.attempt == 2
+
+
+def test_worker_0_whose_node_is_silent_is_lost_when_another_pod_waits_for_it() -> None:
+    world = a_gang()
+    silence(world, 0)
+    world.live = Live(world.pod(1)["metadata"]["uid"], 1, None, awaited=frozenset({0}))
+    world.settle()
+    assert [(entry.pod, entry.reason) for entry in replacements(world)] == [(POD.replace("-1-", "-0-"), "NodeLost")]
+    assert world.job.status.attempt == 1
 
 
 def test_a_pod_that_is_lost_in_two_ways_is_lost_once() -> None:

@@ -9,5 +9,6 @@ Worker 0's agent leads: the others keep a connection to it, over which they have
 
 Every message names a generation, which is the number of starts before it. leader.py and member.py decide, and are pure.
 A pod that the operator has made in place of a lost one joins amid a restart, with a number that is higher than that of
-any former pod of its worker, and starts its ranks with the next generation.
+any former pod of its worker, and starts its ranks with the next generation. If it is worker 0's, it leads: the others
+have waited without a connection, and tell it with `joins` what it must know, which their leader told them with `start`.
 """

@@ -12,6 +12,8 @@ from disttrain_api.handshake import Refused
 from disttrain_api.report import RestartsInPlace
 
 _AGAIN_SECONDS = 1.0
+_CONNECT_SECONDS = 3.0
+"""For a connection. The name is looked up again after it: worker 0 may have another pod by then."""
 
 
 class FollowingAgent:
@@ -19,20 +21,20 @@ class FollowingAgent:
 
     restarts: RestartsInPlace | None = None
     """Worker 0's agent reports them."""
-    due: float | None = None
-    """Nothing is due here: each wait ends with its connection."""
-    awaited: frozenset[int] = frozenset()
-    """Worker 0's agent knows."""
 
     def __init__(
         self, changed: Callable[[], None], log: Callable[[str], None], key: bytes, worker: int, workers: int, host: str,
-        port: int, replacement: int = 0,
+        port: int, replacement: int = 0, longest: float = 0.0, unmoved: float = 0.0,
     ) -> None:  # fmt: skip
-        self._member, self._changed, self._log = Member(replacement), changed, log
+        self._member, self._changed, self._log = Member(replacement, longest, unmoved), changed, log
         self._key, self._worker, self._workers, self._host, self._port = key, worker, workers, host, port
         self._channel: Channel | None = None
+        self._address = host
+        """Where worker 0's agent was found last."""
+        self._alone = False
         self._tries = 0
-        self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._stay_connected())
 
     @property
     def generation(self) -> int:
@@ -43,6 +45,11 @@ class FollowingAgent:
         return self._member.master_port or None
 
     @property
+    def master_address(self) -> str | None:
+        # For a while its name may still lead to the former pod.
+        return self._address if self._member.leader else None
+
+    @property
     def must_stop(self) -> bool:
         return self._member.must_stop
 
@@ -50,17 +57,29 @@ class FollowingAgent:
     def left(self) -> Left | None:
         return self._member.left
 
+    @property
+    def due(self) -> float | None:
+        return self._member.due
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Of the others worker 0's agent knows."""
+        return frozenset({0} if self._member.is_alone else ())
+
     def tick(self) -> None:
-        """Nothing is ever due."""
+        """Do what is due."""
+        self._member.tick(self._loop.time())
 
     def failed(self, ago: float) -> None:
         """A rank of this pod has failed, so many seconds ago."""
-        self._member.failed(ago)
+        self._member.failed(ago, self._loop.time())
+        self._note_alone()
         self._pass_on()
 
     def ended(self, failure: PodFailure, ago: float) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""
-        self._member.ended(failure, ago)
+        self._member.ended(failure, ago, self._loop.time())
+        self._note_alone()
         self._pass_on()
 
     def depart(self, why: str) -> None:
@@ -85,6 +104,11 @@ class FollowingAgent:
             for order in orders:
                 self._channel.send(order)
 
+    def _note_alone(self) -> None:
+        if self._member.is_alone and not self._alone:
+            self._log("gang: worker 0's agent is lost; waiting for another one in its place")
+        self._alone = self._member.is_alone
+
     async def _stay_connected(self) -> None:
         refused = ""
         while self._member.left is None:
@@ -97,22 +121,25 @@ class FollowingAgent:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _connect_and_hear(self) -> None:
+        self._member.leader_moved = True
         found = await addresses(self._host, self._port)
+        self._member.leader_moved = self._address not in found
         # One that refuses, such as ::1 where only 127.0.0.1 listens, must not keep the others from being tried.
         host = found[self._tries % len(found)]
         self._tries += 1
         reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(host, self._port, limit=MAX_LINE_BYTES), HANDSHAKE_SECONDS
+            asyncio.open_connection(host, self._port, limit=MAX_LINE_BYTES), _CONNECT_SECONDS
         )
         alive = None
         try:
             channel = await asyncio.wait_for(
                 follow(reader, writer, self._key, self._worker, self._workers), HANDSHAKE_SECONDS
             )
-            self._channel = channel
+            self._channel, self._address = channel, host
             self._member.connected()
+            self._alone = False
             self._pass_on()
-            alive = asyncio.get_running_loop().create_task(channel.stay_alive())
+            alive = self._loop.create_task(channel.stay_alive())
             while True:
                 self._member.receive(await channel.receive())
                 self._changed()
@@ -121,6 +148,7 @@ class FollowingAgent:
                 alive.cancel()
             if self._channel is not None:
                 self._channel = None
-                self._member.lost()
+                self._member.lost(self._loop.time())
+                self._note_alone()
                 self._changed()
             await end(writer)

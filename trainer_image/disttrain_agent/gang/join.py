@@ -1,5 +1,6 @@
 """The part of a pod's agent in its gang."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,6 +25,10 @@ class Gang(Protocol):
     @property
     def master_port(self) -> int | None:
         """The port on which the ranks of this generation meet; None: that of their pods."""
+
+    @property
+    def master_address(self) -> str | None:
+        """The address of rank 0's pod for the ranks of this generation; None: that of their pods."""
 
     @property
     def must_stop(self) -> bool:
@@ -59,7 +64,10 @@ def join_gang(
     """Return the gang of a pod; None where its ranks do not start again."""
     if pod.restarts_in_place is None:
         return None
-    leader = Leader(pod.workers, pod.restarts_in_place, timing.collect, timing.gang, timing.replacement, pod.ranks_here)
+    leader = Leader(
+        pod.workers, pod.restarts_in_place, timing.collect, timing.gang, timing.replacement, pod.ranks_here,
+        pod.replacement, asyncio.get_running_loop().time(),
+    )  # fmt: skip
     # Ranks of the trainer prove each other their generation; others know each other by their port alone.
     ports = free_ports() if pod.config is None else None
     if pod.workers == 1:
@@ -70,7 +78,18 @@ def join_gang(
         return None
     if not pod.is_master:
         host = pod.master_address.strip("[]")
-        return FollowingAgent(changed, log, key, pod.node_rank, pod.workers, host, port, pod.replacement)
+        return FollowingAgent(
+            changed,
+            log,
+            key,
+            pod.node_rank,
+            pod.workers,
+            host,
+            port,
+            pod.replacement,
+            timing.replacement,
+            timing.unmoved,
+        )
     try:
         listener = open_port(port, loopback=pod.on_loopback)
     except (OSError, OverflowError) as error:

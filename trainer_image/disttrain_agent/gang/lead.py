@@ -44,10 +44,11 @@ class LeadingAgent:
         self._server: asyncio.Server | None = None
         self._failed = -1, ""
         """The generation of the last failure, and when its first rank failed."""
-        self._awaited: frozenset[int] = frozenset()
+        self._awaited = leader.awaited
         self.refused = 0
         """Connections that were no agent's of this attempt."""
         self.restarts: RestartsInPlace | None = None
+        self.master_address = None
         if listener is not None:
             listener.setblocking(False)
             self._listening = self._loop.create_task(self._listen(listener))
@@ -88,8 +89,9 @@ class LeadingAgent:
         self._pass_on(ago)
 
     def depart(self, why: str) -> None:
-        """This pod ends, and no other one can lead in its place."""
-        self.leave(why)
+        """This pod ends, and another one may lead in its place: for it the others wait without a connection."""
+        self._leader.depart(why)
+        self.close()
 
     def leave(self, why: str) -> None:
         """No rank starts again."""
@@ -141,16 +143,15 @@ class LeadingAgent:
             worker, channel = await asyncio.wait_for(lead(reader, writer, self._key, self._workers), HANDSHAKE_SECONDS)
             self._unproven.remove(transport)
             joins = await asyncio.wait_for(channel.receive(), HANDSHAKE_SECONDS)
-            takes_part = self._leader.joins(worker, joins.generation, self._loop.time(), joins.replacement)
-            if joins.kind is not Kind.JOINS or not takes_part:
-                if self.left is not None:
-                    channel.send(leaves(joins.generation, self.left.why))
-                elif self._leader.is_former(worker, joins.replacement):
-                    channel.send(leaves(joins.generation, "another pod has taken its place"))
+            if joins.kind is not Kind.JOINS or not self._takes_part(worker, joins):
+                if (why := self._why_not(worker, joins)) is not None:
+                    channel.send(leaves(joins.generation, why))
                 raise Refused("it cannot take part now")
             former, self._channels[worker] = self._channels.get(worker), channel
             if former is not None:
                 former.close()
+            if (standing := self._leader.standing) is not None:
+                channel.send(standing)
             if len(self._channels) == self._workers - 1:
                 self._log(f"restarts in place: the agents of all {self._workers} workers are connected")
             alive = self._loop.create_task(channel.stay_alive())
@@ -174,6 +175,20 @@ class LeadingAgent:
                 self._pass_on()
             await end(writer)
 
+    def _takes_part(self, worker: int, joins: Message) -> bool:
+        now = self._loop.time()
+        return self._leader.joins(worker, joins.generation, now, joins.replacement, joins.history)
+
+    def _why_not(self, worker: int, joins: Message) -> str | None:
+        """Why a pod that takes no part has to end; None: it may come again."""
+        if self.left is not None:
+            return None if self._leader.departed else self.left.why
+        if self._leader.is_former(worker, joins.replacement):
+            return "another pod has taken its place"
+        if self._leader.is_behind(joins.generation):
+            return "the others have started without it"
+        return None
+
     def _hear(self, worker: int, message: Message) -> None:
         now = self._loop.time()
         if message.kind is Kind.FAILED:
@@ -182,8 +197,8 @@ class LeadingAgent:
             self._leader.ended(worker, message.generation, message.failure, now)
         elif message.kind is Kind.DEPARTS:
             self._leader.departs(worker)
-        elif message.kind is Kind.LEAVES and message.generation == self.generation:
-            self._leader.leave(f"worker {worker}: {message.why}")
+        elif message.kind is Kind.LEAVES:
+            self._leader.leaves(worker, message.generation, message.why)
         self._pass_on(message.ago)
         self._changed()
 

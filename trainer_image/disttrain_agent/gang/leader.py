@@ -5,11 +5,14 @@
 Whatever does not fit, or does not come in time, ends this: the gang is left, and no rank starts again in this attempt.
 A generation begins only when every pod has said of the former one that nothing of it is left, or has a replacement: the
 operator makes one under the name of the lost pod, which is free only once that pod is gone.
+
+A leader that is a replacement itself knows nothing. It learns from the others of what generation their ranks are, and
+what they were told of former restarts, and begins the next generation after the newest of these.
 """
 
 from dataclasses import dataclass
 
-from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+from disttrain_agent.gang.messages import History, Kind, Message, PodFailure, leaves
 from disttrain_agent.restart import Failure, Leave, Limits, Record, after, after_loss, hopeless
 from disttrain_agent.restart import Restart as Follows
 from disttrain_agent.verdict import distance
@@ -44,47 +47,89 @@ class Leader:
     window: seconds from the first failure to the order to stop, in which other ranks may fail by themselves.
     patience: seconds from the first failure in which all pods must have ended their ranks.
     longest: seconds from the first failure in which lost pods must have replacements.
+    replacement: which replacement of a lost pod its own pod is, from `now` on; 0: none.
     """
 
     def __init__(
-        self, workers: int, limits: Limits, window: float, patience: float, longest: float, ranks_per_pod: int = 1
-    ) -> None:
+        self, workers: int, limits: Limits, window: float, patience: float, longest: float, ranks_per_pod: int = 1,
+        replacement: int = 0, now: float = 0.0,
+    ) -> None:  # fmt: skip
         self._workers, self._limits, self._ranks_per_pod = workers, limits, ranks_per_pod
         self._window, self._patience, self._longest = window, patience, longest
+        self._replacement, self._learns = replacement, replacement > 0
         self.generation = 0
+        """Of the ranks of its own pod."""
+        self._newest = 0
+        """The newest generation that it knows of."""
         self.left: Left | None = None
+        self.departed = False
+        """Whether it has left alone: another pod may lead the others in its place."""
         self.restart: Restart | None = None
         """The last one."""
         self.orders: list[Message] = []
-        self._record = Record()
+        self._record = self._next_record = Record()
         self._present = {0}
-        self._replacements: dict[int, int] = {0: 0}
+        self._replacements: dict[int, int] = {0: replacement}
         """Which replacement of its pod each worker has had last, of those that have ever joined."""
+        self._generations: dict[int, int] = {0: 0}
+        """Of the ranks of the same workers."""
         self._begin()
+        if self._learns:
+            self._fails(now)
+            self._ended[0] = None
 
     def _begin(self) -> None:
         self.must_stop = False
         self._failed_at: float | None = None
+        self._end_by = 0.0
+        """With a failure: when all pods that are connected must have ended their ranks."""
         self._ended: dict[int, PodFailure | None] = {}
         """How the ranks of each pod have ended. None: it is a replacement, which has not started any."""
         self._start_at: float | None = None
 
-    def joins(self, worker: int, generation: int, now: float, replacement: int = 0) -> bool:
-        """Return whether a pod takes part, whose agent has connected. Only a replacement comes amid a restart, and
-        while all train it is the first sign that its former pod is lost."""
-        former = self._replacements.get(worker, 0)
-        if self.left is not None or replacement < former:
-            return False
-        if replacement == former and (self._failed_at is not None or generation != self.generation):
+    def _fails(self, now: float) -> None:
+        if self._failed_at is None:
+            self._failed_at, self._end_by = now, now + self._patience
+
+    def joins(
+        self, worker: int, generation: int, now: float, replacement: int = 0, history: History | None = None
+    ) -> bool:
+        """Return whether a pod takes part, whose agent has connected. While all train, a replacement that has started
+        no ranks yet is the first sign that its former pod is lost."""
+        if self.left is not None or not self._may_join(worker, generation, replacement):
             return False
         self._present.add(worker)
-        self._replacements[worker] = replacement
-        if replacement > former:
-            if self._failed_at is None:
-                self._failed_at = now
+        if (replacement, generation) != (self._replacements.get(worker), self._generations.get(worker)):
+            self._ended.pop(worker, None)
+        self._replacements[worker], self._generations[worker] = replacement, generation
+        has_started = not replacement or generation > 0
+        if has_started and self._learns and generation >= self._newest:
+            self._learn(generation, history or History())
+        if not has_started:
+            self._fails(now)
             self._ended[worker] = None
-            self._decide(now)
+        if self._failed_at is not None:
+            # It has yet to be ordered to stop.
+            self._end_by = min(now + self._patience, self._failed_at + self._longest)
+        self._decide(now)
         return True
+
+    def _may_join(self, worker: int, generation: int, replacement: int) -> bool:
+        former = self._replacements.get(worker, 0)
+        if replacement < former:
+            return False
+        if worker in self._replacements and replacement == former:
+            # Nothing has started without it since it joined, unless a former leader was there still.
+            return self._learns or generation == self._generations[worker]
+        return self._learns or generation == (0 if replacement else self.generation)
+
+    def _learn(self, generation: int, history: History) -> None:
+        self._newest, self._start_at = generation, None
+        self._record = Record(generation, history.since_checkpoint, history.checkpoint, history.signature)
+
+    def is_behind(self, generation: int) -> bool:
+        """Return whether the ranks of a generation have had a start since, without the pod that is still of it."""
+        return generation < self.generation
 
     def is_former(self, worker: int, replacement: int) -> bool:
         """Return whether another pod of the worker has taken the place of this one."""
@@ -99,7 +144,7 @@ class Leader:
         """A rank of a pod has failed."""
         if not self._hears(worker, generation) or self._failed_at is not None:
             return
-        self._failed_at = now
+        self._fails(now)
         never = sorted(set(range(self._workers)) - set(self._replacements))
         if never:
             self.leave(f"the agent of worker {never[0]} is not connected")
@@ -116,11 +161,21 @@ class Leader:
         """A pod is to end, with its ranks: they may have the others save a checkpoint first."""
         self.lost(worker)
 
+    def leaves(self, worker: int, generation: int, why: str) -> None:
+        """A pod says that no rank starts again."""
+        if self._hears(worker, generation):
+            self.leave(f"worker {worker}: {why}")
+
+    def depart(self, why: str) -> None:
+        """Its own pod is to end. The others are told nothing: another pod may lead them."""
+        if self.left is None:
+            self.left, self.departed = Left(why), True
+
     def leave(self, why: str, repeated: FailureSignature | None = None) -> None:
         """No rank starts again."""
         if self.left is None:
             self.left = Left(why, repeated)
-            self.orders.append(leaves(self.generation, why, repeated))
+            self.orders.append(leaves(self._newest, why, repeated))
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -128,16 +183,37 @@ class Leader:
             return
         if self._starts_at is not None:
             if now >= self._starts_at:
-                self.generation += 1
-                self._begin()
-                self.orders.append(Message(kind=Kind.START, generation=self.generation))
-        elif now >= self._failed_at + self._patience and self._late:
+                self._start()
+        elif now >= self._end_by and self._late:
             self.leave(f"the ranks of worker {min(self._late)} have not ended in time")
         elif now >= self._failed_at + self._longest:
             self.leave(f"no other pod of worker {min(self.awaited)} has joined in time")
         elif now >= self._failed_at + self._window and not self.must_stop:
             self.must_stop = True
-            self.orders.append(Message(kind=Kind.STOP, generation=self.generation))
+            self.orders.append(self._stop)
+
+    def _start(self) -> None:
+        self.generation = self._newest = self._newest + 1
+        self._generations = dict.fromkeys(self._generations, self.generation)
+        self._record, self._learns = self._next_record, False
+        history = History(
+            since_checkpoint=self._record.since_checkpoint,
+            checkpoint=self._record.checkpoint,
+            signature=self._record.signature,
+        )
+        self._begin()
+        self.orders.append(
+            Message(kind=Kind.START, generation=self.generation, replacement=self._replacement, history=history)
+        )
+
+    @property
+    def _stop(self) -> Message:
+        return Message(kind=Kind.STOP, generation=self._newest)
+
+    @property
+    def standing(self) -> Message | None:
+        """The order that also a pod has to hear which joins now."""
+        return self._stop if self.must_stop and self.left is None else None
 
     @property
     def due(self) -> float | None:
@@ -148,7 +224,7 @@ class Leader:
             return self._starts_at
         if not self.must_stop:
             return self._failed_at + self._window
-        return self._failed_at + (self._patience if self._late else self._longest)
+        return self._end_by if self._late else self._failed_at + self._longest
 
     @property
     def awaited(self) -> frozenset[int]:
@@ -168,13 +244,16 @@ class Leader:
         return self._start_at if len(self._ended) == self._workers else None
 
     def _hears(self, worker: int, generation: int) -> bool:
-        return self.left is None and worker in self._present and generation == self.generation
+        return self.left is None and worker in self._present and generation == self._generations[worker]
 
     def _decide(self, now: float) -> None:
         """Decide on what follows, once, when all have ended."""
         if len(self._ended) < self._workers or self._start_at is not None:
             return
         ends = [end for end in self._ended.values() if end is not None]
+        if not ends:
+            self.leave("all pods are replacements: none knows the generation of the former ones")
+            return
         checkpoint = max((end.checkpoint for end in ends if end.checkpoint is not None), default=None)
         first = min(ends, key=_distance)
         cause, follows = first.cause, self._follows(first, checkpoint)
@@ -184,7 +263,7 @@ class Leader:
         replaced = [worker for worker, end in self._ended.items() if end is None]
         if replaced:
             cause = RankFailure(rank=min(replaced) * self._ranks_per_pod, reason=Reason.POD_LOST)
-        self._record = follows.record
+        self._next_record = follows.record
         self.restart = Restart(follows.record.restarts, follows.pause_seconds, cause)
         self._start_at = now + follows.pause_seconds
 

@@ -42,6 +42,17 @@ class PodFailure(_Part):
     """Step of the newest checkpoint that its ranks have reported. None: of none."""
 
 
+class History(_Part):
+    """What a leader must know of the restarts before a generation."""
+
+    since_checkpoint: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Restarts without a new checkpoint between them."""
+    checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Step of the newest checkpoint at the last restart."""
+    signature: FailureSignature | None = None
+    """Of the last failure since that checkpoint which has one."""
+
+
 class Message(_Part):
     """One message."""
 
@@ -50,7 +61,10 @@ class Message(_Part):
     master_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """With `start`: on which the ranks of a command of the user's own meet; 0: on that of their pods."""
     replacement: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """With `joins`: which replacement of its worker's pod the pod is; 0: none, it began with the attempt."""
+    """With `joins` and `start`: which replacement of its worker's pod the sender's is; 0: none, it began with the
+    attempt."""
+    history: History | None = None
+    """With `start`, and with `joins` as the pod was told at its last start."""
     failure: PodFailure | None = None
     """With `ended`."""
     ago: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 0.0
