@@ -93,6 +93,12 @@ def resumed_from_memory(run: Run, survivor: int) -> int:
     return step
 
 
+def checkpoint_in_status(run: Run) -> int | None:
+    """Step of the checkpoint in the status of a run that goes on."""
+    status = yaml.safe_load((run.home / "status.yaml").read_text())["status"]
+    return status["checkpoint"]["step"] if "checkpoint" in status else None
+
+
 def ends_as_undisturbed(
     workplace: Workplace, run: Run, released: Path, pods: int = 1, restarts: int = 0, survivor: int | None = 0,
     **parallelism: int,
@@ -178,14 +184,6 @@ def test_ranks_go_on_from_the_checkpoint_where_the_other_has_left_no_state(
     assert not run.left()
 
 
-def known_checkpoint(run: Run) -> int | None:
-    """The step of the checkpoint that the runner knows of."""
-    for path in run.folder.glob("disttrain-runs/*/status.yaml"):
-        status = (yaml.safe_load(path.read_text()) or {}).get("status") or {}
-        return status.get("checkpoint", {}).get("step")
-    return None
-
-
 def ranks_of(run: Run) -> list[psutil.Process]:
     """The processes of both ranks, as far as they are there."""
     return [rank for rank in (run.find("rank 0"), run.find("rank 1")) if rank is not None]
@@ -214,7 +212,7 @@ def test_a_pod_that_is_lost_is_recreated_alone_and_the_curve_is_that_of_a_run_wi
     released = workplace.folder / "released"
     run = workplace.start(job(workplace, released, pods=2))
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
-    run.until(lambda: known_checkpoint(run) == 2 * INTERVAL, "its second checkpoint is known")
+    run.until(lambda: checkpoint_in_status(run) == 2 * INTERVAL, "the status has that checkpoint")
     former = ranks_of(run)
     agents = [agent_of(rank) for rank in former]
     agents[victim].kill()
