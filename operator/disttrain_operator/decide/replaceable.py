@@ -39,12 +39,11 @@ def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> 
     entries, step = gang.status.attempts[-1].replacements, last_known_step(gang.status)
     before = {entry.pod for entry in entries if entry.checkpoint_step == step}
     found = [cause for cause, matched in failures if _is_lost(cause, matched) and cause.pod.name not in before]
-    lost = frozenset(cause.pod.name for cause in found)
-    if not any(_holds(pod) for pod in gang.pods if pod.name not in lost):
+    if not any(map(_holds, gang.pods)):
         return frozenset()
     counted = gang.status.restarts_since_checkpoint + sum(map(is_counted, found))
     too_many = len(before) + len(found) > MOST or counted > gang.spec.run_policy.max_restarts
-    return frozenset() if too_many else lost
+    return frozenset() if too_many else frozenset(cause.pod.name for cause in found)
 
 
 def _holds(pod: PodFacts) -> bool:
