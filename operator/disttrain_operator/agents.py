@@ -1,4 +1,4 @@
-"""How jobs are while they run: the agents of their first workers are asked, apart from all other work. If the first
+"""How jobs are while they run: the agents of their first workers are asked, apart from all other work. Where the first
 worker's node is silent, another agent says whether its ranks wait for that worker.
 
 A job is asked once in `interval` seconds at most, and all jobs together `per_second` times a second: each answer may be
@@ -11,9 +11,8 @@ import ipaddress
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import aiohttp
 
@@ -102,7 +101,6 @@ class Agents:
         """The last request for a checkpoint that an agent has taken, by job."""
         self._failures: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
-        """Both by pod."""
         self.counts = {"agent_answers": 0.0, "agent_failures": 0.0, "agent_answers_dropped": 0.0}
 
     def live(self, job_uid: str) -> Live | None:
@@ -130,10 +128,10 @@ class Agents:
     async def round(self, ask: Ask) -> None:
         """Ask every agent that is due once; returns when all have answered or failed."""
         agents = [agent async for agent in self._agents()]
-        self._forget_all_but(agents)
+        self._forget_all_but({agent.job_uid for agent in agents})
         async with asyncio.TaskGroup() as tasks:
             for agent in agents:
-                if not self._is_due(agent.pod_uid):
+                if not self._is_due(agent.job_uid):
                     continue
                 await self._slots.acquire()
                 tasks.create_task(self._ask(agent, ask)).add_done_callback(lambda _: self._slots.release())
@@ -144,9 +142,13 @@ class Agents:
             if number % _PER_TURN == _PER_TURN - 1:
                 await asyncio.sleep(0)
             owner = self._world.owner(group)
-            speaker = speaker_of(owner.uid, self._world.pods.group(group)) if owner else None
-            if speaker is not None:
-                yield speaker
+            newest = max(
+                (agent for pod in self._world.pods.group(group) if owner and (agent := agent_of(owner.uid, pod))),
+                key=lambda agent: agent.attempt,
+                default=None,
+            )
+            if newest is not None:
+                yield newest
 
     async def _ask(self, agent: Agent, ask: Ask) -> None:
         uid = agent.job_uid
@@ -155,15 +157,18 @@ class Agents:
         except Exception as error:
             # Whatever it is, it costs this job's figures and nothing else.
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
-            self._failed(agent, "agent_failures")
+            if agent.index == 0:
+                self._failed(uid, "agent_failures")
+                if (other := self._beside(agent)) is not None:
+                    await self._ask(other, ask)
             return
         status = decode_agent_status(answer)
         live = live_of(agent, status)
         if live is None:
-            self._failed(agent, "agent_answers_dropped")
+            self._failed(uid, "agent_answers_dropped")
             return
         self.counts["agent_answers"] += 1
-        self._failures.pop(agent.pod_uid, None)
+        self._failures.pop(uid, None)
         if agent.index == 0:
             live = replace(live, taken_request=await self._pass_on_request(agent, live, ask))
         stall = stall_of(status) if status is not None and agent.index == 0 else None
@@ -217,10 +222,21 @@ class Agents:
 
     def _gang_of(self, first: Agent) -> list[Agent]:
         """The agents of all workers of the attempt that run."""
+        return [one for one, _ in self._pods_of(first)]
+
+    def _pods_of(self, first: Agent) -> list[tuple[Agent, Raw]]:
+        """The agents of all workers of the attempt that run, with their kept pods."""
         key = self._world.key_of(first.job_uid)
         pods = [] if key is None else self._world.pods.group(f"{key.namespace}/{first.job_uid}")
-        found = (agent_of(first.job_uid, pod, any_worker=True) for pod in pods)
-        return [one for one in found if one is not None and one.attempt == first.attempt]
+        found = ((agent_of(first.job_uid, pod, any_worker=True), pod) for pod in pods)
+        return [(one, pod) for one, pod in found if one is not None and one.attempt == first.attempt]
+
+    def _beside(self, first: Agent) -> Agent | None:
+        """The agent that is asked where the first worker's does not answer; None where the first one's node reports."""
+        gang = sorted(self._pods_of(first), key=lambda entry: entry[0].index)
+        if not any(one == first and _is_silent(pod) for one, pod in gang):
+            return None
+        return next((one for one, pod in gang if not _is_silent(pod)), None)
 
     async def _stacks(self, agent: Agent, ask: Ask) -> dict[int, str]:
         """The stacks of the ranks of an agent's pod; none where it does not tell them."""
@@ -235,52 +251,34 @@ class Agents:
         # What is read of each: the answers of a gang have more than is kept at a time.
         return {rank: text[:MAX_READ] for rank, text in found.items()}
 
-    def _failed(self, agent: Agent, counted_as: str) -> None:
+    def _failed(self, uid: str, counted_as: str) -> None:
         self.counts[counted_as] += 1
-        pod = agent.pod_uid
-        self._failures[pod] += 1
-        self._skips[pod] = min(2 ** min(self._failures[pod] - 1, 10) - 1, _MOST_SKIPPED)
+        self._failures[uid] += 1
+        self._skips[uid] = min(2 ** min(self._failures[uid] - 1, 10) - 1, _MOST_SKIPPED)
 
-    def _is_due(self, pod_uid: str) -> bool:
-        if self._skips[pod_uid] <= 0:
-            del self._skips[pod_uid]
+    def _is_due(self, uid: str) -> bool:
+        if self._skips[uid] <= 0:
+            del self._skips[uid]
             return True
-        self._skips[pod_uid] -= 1
+        self._skips[uid] -= 1
         return False
 
-    def _forget_all_but(self, agents: list[Agent]) -> None:
-        _keep(self._live, {agent.job_uid for agent in agents})
-        for memory in (self._failures, self._skips):
-            _keep(memory, {agent.pod_uid for agent in agents})
+    def _forget_all_but(self, uids: set[str]) -> None:
+        for memory in (self._live, self._failures, self._skips):
+            for uid in [uid for uid in memory if uid not in uids]:
+                del memory[uid]
         # The next attempt of the job is asked for what the former one has not written.
         for uid in [uid for uid in self._taken if self._world.key_of(uid) is None]:
             del self._taken[uid]
 
 
-def _keep(memory: MutableMapping[str, Any], uids: set[str]) -> None:
-    for uid in [uid for uid in memory if uid not in uids]:
-        del memory[uid]
+def _is_silent(pod: Raw) -> bool:
+    return is_unready(read_pod(pod)["status"])
 
 
 def _is_open(now: _Taken, taken: _Taken) -> bool:
     """Whether ranks must be asked for what is requested now; taken: what some of the job took last."""
     return now.request != taken.request or (now.life != taken.life and now.checkpoint == taken.checkpoint)
-
-
-def speaker_of(job_uid: str, pods: Iterable[Raw]) -> Agent | None:
-    """Return the agent that is asked how a job is, of all its kept pods: the first worker's of the newest attempt, or
-    where its node is silent the next one's; None where no first worker runs."""
-    firsts = [(agent, pod) for pod in pods if (agent := agent_of(job_uid, pod)) is not None]
-    first, of_first = max(firsts, key=lambda entry: entry[0].attempt, default=(None, Raw()))
-    if first is None or not _is_silent(of_first):
-        return first
-    gang = [(agent, pod) for pod in pods if (agent := agent_of(job_uid, pod, any_worker=True)) is not None]
-    others = sorted((entry for entry in gang if entry[0].attempt == first.attempt), key=lambda entry: entry[0].index)
-    return next((agent for agent, pod in others if not _is_silent(pod)), first)
-
-
-def _is_silent(pod: Raw) -> bool:
-    return is_unready(read_pod(pod)["status"])
 
 
 def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | None:
