@@ -14,7 +14,8 @@ from benchmarks.local_job import Job
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import AGENT_PORT, CONTAINER, Env, Role
 from disttrain_api.ownership import owner_reference
-from disttrain_operator.agents import Agent, Agents, Ask, _over_http
+from disttrain_operator.agent_client import Agent, Ask, over_http
+from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.plan.identity import pod_labels, pod_name
 from disttrain_operator.snapshot import World
@@ -86,10 +87,10 @@ def first_pod(raw: Raw) -> Raw:
 async def asking(port_of: Callable[[Agent], int]) -> AsyncIterator[Ask]:
     """How the operator asks, but of this machine's ports."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
-        over_http = _over_http(session)
+        ask_agent = over_http(session)
 
         async def ask(agent: Agent, token: str, path: str) -> bytes:
-            return await over_http(replace(agent, host="127.0.0.1", port=port_of(agent)), token, path)
+            return await ask_agent(replace(agent, host="127.0.0.1", port=port_of(agent)), token, path)
 
         yield ask
 

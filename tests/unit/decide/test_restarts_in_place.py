@@ -18,7 +18,7 @@ from disttrain_api.report import (
     RestartsInPlace,
 )
 from disttrain_api.status import Attempt, Progress
-from disttrain_operator.agents import Agent, live_of
+from disttrain_operator.agent_client import Agent, live_of
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Event

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER, Env, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES
-from disttrain_operator.agents import Agent, Agents, Ask, _over_http, agent_of
+from disttrain_operator.agent_client import Agent, Ask, agent_of, over_http
+from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import Blame, Live
 from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.kube.errors import TooLarge
@@ -338,7 +339,7 @@ async def served(handler: Callable[[web.Request], Any]) -> AsyncIterator[tuple[A
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         host, port = runner.addresses[0][:2]
-        yield Agent(UID, "pod", 1, host, port), _over_http(session)
+        yield Agent(UID, "pod", 1, host, port), over_http(session)
     await runner.cleanup()
 
 

@@ -1,0 +1,87 @@
+"""Agents of pods that run: where they listen, how they are asked, and what is believed of an answer."""
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
+from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
+from disttrain_operator.decide.observed import Live
+from disttrain_operator.kube.cache import Raw
+from disttrain_operator.kube.client import read_body
+
+_NUMBER = re.compile("[0-9]{1,9}")
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The agent of a worker; of all workers only the first is asked how the job is."""
+
+    job_uid: str
+    pod_uid: str
+    attempt: int
+    host: str
+    port: int
+    index: int = 0
+    """Number of the worker."""
+
+
+Ask = Callable[[Agent, str, str], Awaitable[bytes]]
+"""(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
+STATUS_PATH, STACKS_PATH = "/v1/status", "/v1/stacks"
+_MOST_BYTES = {STATUS_PATH: MAX_AGENT_ANSWER_BYTES, STACKS_PATH: MAX_STACKS_ANSWER_BYTES, CHECKPOINT_PATH: 4096}
+
+
+def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | None:
+    """Return the agent of a raw pod that runs; None where it has none, or is not its job's first worker."""
+    labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
+    port, attempt, index = pod["spec"].get("agentPort"), labels.get(Label.ATTEMPT, ""), labels.get(Label.INDEX, "")
+    is_one = labels.get(Label.ROLE) == Role.WORKER.value and (_NUMBER.fullmatch(index) if any_worker else index == "0")
+    if not is_one or status.get("phase") != "Running" or not _NUMBER.fullmatch(attempt):
+        return None
+    host = _address(status.get("podIP"))
+    if host is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
+        return None
+    return Agent(job_uid, pod["metadata"]["uid"], int(attempt), host, port, int(index))
+
+
+def _address(text: object) -> str | None:
+    """Return an address that can be a pod's, as it stands in a URL; the operator's own machine is none."""
+    try:
+        address = ipaddress.ip_address(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    if address is None or address.is_loopback or address.is_link_local or address.is_multicast:
+        return None
+    if address.is_unspecified or getattr(address, "ipv4_mapped", None) or getattr(address, "scope_id", None):
+        return None
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
+    """Return what an answer says of the job; None where it is no answer, or one of another job or attempt."""
+    if status is None or (status.job_uid, status.attempt) != (agent.job_uid, agent.attempt):
+        return None
+    awaited = frozenset(status.awaited)
+    if agent.index:
+        return Live(agent.pod_uid, agent.attempt, None, awaited=awaited & {0})
+    reports = [rank.report for rank in status.ranks if rank.report is not None and rank.report.total_steps]
+    first = min(reports, key=lambda report: report.rank, default=None)
+    return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
+
+
+def over_http(session: aiohttp.ClientSession) -> Ask:
+    """Return how agents are asked."""
+
+    async def ask(agent: Agent, token: str, path: str) -> bytes:
+        url, headers = f"http://{agent.host}:{agent.port}{path}", {TOKEN_HEADER: token}
+        method = "POST" if path == CHECKPOINT_PATH else "GET"
+        async with session.request(method, url, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                raise aiohttp.ClientError(f"it answers {response.status}")
+            return await read_body(response, _MOST_BYTES[path])
+
+    return ask
