@@ -1,8 +1,9 @@
 """How long until a rank that hangs or is slow is found, and whether the right one is named; local runs of three ranks.
 
 A rank is stopped (SIGSTOP), or enters a barrier that the others do not enter: from then until the operator's own code,
-which asks the job's agent at its own pace, has found the hang. The reference is the job's progressDeadlineSeconds. The
-verdict names the rank that holds up the others, by the stacks of all. The jobs of these two hang side by side.
+which asks the job's agent at its own pace, names a rank (condition HangSuspected; the reference is three median steps
+and two seconds), and until it has found the hang that restarts the job (the reference is progressDeadlineSeconds). Both
+name the rank that holds up the others, by the stacks of all. The jobs of these two hang side by side.
 
 A rank whose samples take ten times as long: until the job's condition Straggling names it. The trainer compares ranks
 in three windows of a minute; with --quick they have 5 s. The reference is the time of the three windows.
@@ -28,7 +29,7 @@ from benchmarks import hanging_code, harness
 from benchmarks.local_agents import LocalAgent, asking, polled, world_of
 from benchmarks.local_job import Job, running
 from benchmarks.local_start import DISTTRAIN
-from disttrain_operator.decide.observed import Stall
+from disttrain_operator.decide.observed import Stall, Suspicion
 
 RANKS = 3
 DEADLINE_SECONDS = 60
@@ -73,6 +74,8 @@ class Hang:
     step_seconds: float
     began: float
     agent: LocalAgent
+    named: float = 0.0
+    suspicion: Suspicion | None = None
     found: float = 0.0
     stall: Stall | None = None
 
@@ -98,6 +101,8 @@ async def find(hangs: list[Hang]) -> None:
 
     def wake(uid: str) -> None:
         live, one = agents.live(uid), by_uid[uid]
+        if live is not None and live.suspicion is not None and one.suspicion is None:
+            one.named, one.suspicion = time.perf_counter(), live.suspicion
         if live is not None and live.stall is not None and one.stall is None:
             one.found, one.stall = time.perf_counter(), live.stall
         if all(one.stall is not None for one in hangs):
@@ -109,6 +114,10 @@ async def find(hangs: list[Hang]) -> None:
         polled(world, tokens, wake, ask) as agents,
     ):
         await all_found.wait()
+
+
+def _suspected(one: Hang) -> int | None:
+    return one.suspicion.blame.rank if one.suspicion is not None else None
 
 
 def _blamed(one: Hang) -> int | None:
@@ -144,22 +153,28 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         asyncio.run(find(hangs))
     for kind, name in NAMES.items():
         seen = [one for one in hangs if one.kind == kind]
+        named = [one for one in seen if one.suspicion is not None]
+        if named:
+            steps = [one.step_seconds for one in named]
+            goal = 3 * statistics.median(steps) + 2
+            yield from _found(f"{name}: named", [one.named - one.began for one in named], steps, goal)
+        yield _right(f"{name}: the status names it", [_suspected(one) == one.victim for one in seen])
         seconds = [one.found - one.began for one in seen]
-        yield from _found(name, seconds, [one.step_seconds for one in seen], DEADLINE_SECONDS)
+        yield from _found(f"{name}: found", seconds, [one.step_seconds for one in seen], DEADLINE_SECONDS)
         yield _right(f"{name}: the verdict names it", [_blamed(one) == one.victim for one in seen])
     window = QUICK_WINDOW_SECONDS if quick else None
     slows = [slow(victim, window) for victim in victims]
     seconds, steps, named = zip(*slows, strict=True)
-    yield from _found("slow samples", seconds, steps, WINDOWS * (window or WINDOW_SECONDS))
+    yield from _found("slow samples: found", seconds, steps, WINDOWS * (window or WINDOW_SECONDS))
     yield _right("slow samples: the status names it", named)
 
 
 def _found(
     name: str, seconds: Sequence[float], step_seconds: Sequence[float], reference: float
 ) -> Iterator[harness.Row]:
-    yield harness.row(f"{name}: found after", "s", seconds, [reference])
+    yield harness.row(f"{name} after", "s", seconds, [reference])
     in_steps = [whole / step for whole, step in zip(seconds, step_seconds, strict=True)]
-    yield harness.row(f"{name}: found after", "median steps", in_steps)
+    yield harness.row(f"{name} after", "median steps", in_steps)
 
 
 def _right(name: str, right: Sequence[object]) -> harness.Row:

@@ -242,6 +242,8 @@ class Reason(StrEnum):
     NOT_RESTARTING = "NotRestarting"
     RANK_SLOW = "RankSlow"
     NOT_STRAGGLING = "NotStraggling"
+    HANG_SUSPECTED = "HangSuspected"
+    NOT_HANGING = "NotHanging"
     RANK_FAILED = "RankFailed"
     INIT_CONTAINER_FAILED = "InitContainerFailed"
     CONTAINER_FAILED = "ContainerFailed"

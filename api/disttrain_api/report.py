@@ -210,6 +210,15 @@ class PodReport(_Report):
     restarts_in_place: Annotated[RestartsInPlace | None, _OrNone] = None
 
 
+class StepPace(_Report):
+    """How long a rank that takes steps has done none, beside how long its last steps took."""
+
+    still_seconds: _Seconds
+    """Since it began or ended a step, without the time in which its agent was stopped."""
+    median_seconds: _Seconds
+    longest_seconds: _Seconds
+
+
 class RankStatus(_Report):
     """A rank as its agent sees it now."""
 
@@ -220,6 +229,8 @@ class RankStatus(_Report):
     seconds_since_step: Annotated[_Seconds | None, _OrNone] = None
     """Since the agent saw a report with another step, or with another phase after it. None: it has seen none."""
     report: Annotated[RankReport | None, _OrNone] = None
+    pace: Annotated[StepPace | None, _OrNone] = None
+    """None: it does anything else than steps, has done too few of them in this life, or does not say."""
 
 
 class AgentStatus(_Report):
@@ -248,6 +259,10 @@ def decode_agent_status(data: bytes) -> AgentStatus | None:
 
 class _Stacks(_Report):
     stacks: Annotated[dict[str, str], Field(max_length=MAX_RANKS_PER_POD)]
+
+
+STOPPED = "it does not answer: a signal has stopped it"
+"""In place of the stacks of a rank that is stopped."""
 
 
 def decode_stacks(data: bytes, ranks: range) -> dict[int, str]:

@@ -30,6 +30,7 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
     FINISHED = "Finished"
     STRAGGLING = "Straggling"
+    HANG_SUSPECTED = "HangSuspected"
 
 
 class Phase(StrEnum):
@@ -49,7 +50,7 @@ class Condition(StatusModel):
     """A Kubernetes condition."""
 
     type: str
-    """Running, Suspended, Restarting, Complete, Failed, Finished or Straggling."""
+    """Running, Suspended, Restarting, Complete, Failed, Finished, Straggling or HangSuspected."""
     status: Annotated[str, Field(json_schema_extra={"pattern": "^(True|False|Unknown)$"})]
     """True, False or Unknown."""
     reason: str

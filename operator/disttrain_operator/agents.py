@@ -1,25 +1,28 @@
 """How jobs are while they run: the agents of their first workers are asked, apart from all other work. Where the first
 worker's node is silent, another agent says whether its ranks wait for that worker.
 
-A job is asked once in `interval` seconds at most, and all jobs together `per_second` times a second: each answer may be
-a write of a status. An agent that does not answer costs nothing but its figures, and is asked less and less often. What
-a pod answers is hostile until it is checked: its size, its numbers, and whether it speaks of this job and attempt.
+All jobs together are asked `per_second` times a second at most, in rounds. The figures of a job are taken once in
+`interval` seconds at most: each answer may be a write of a status. Rounds in between, one a second at most, ask whether
+ranks that take steps still do, so that a hang is seen early where there is time for it. An agent that does not answer
+costs nothing but its figures, and is asked less and less often. What a pod answers is hostile until it is checked: its
+size, its numbers, and whether it speaks of this job and attempt.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 
 import aiohttp
 
 from disttrain_api.names import CHECKPOINT_PATH
-from disttrain_api.report import decode_agent_status
+from disttrain_api.report import AgentStatus, decode_agent_status
 from disttrain_operator.agent_client import STATUS_PATH, Agent, Ask, agent_of, live_of, over_http
 from disttrain_operator.decide.hang import MIN_SECONDS, exceeds, stall_of
-from disttrain_operator.decide.observed import Live, Stall
+from disttrain_operator.decide.observed import Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
+from disttrain_operator.decide.suspicion import LOOKS_APART_SECONDS, standstill_of
 from disttrain_operator.gang_stacks import GangStacks
 from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.cache import Raw
@@ -30,8 +33,12 @@ logger = logging.getLogger(__name__)
 AT_A_TIME = 64
 ANSWER_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
+WATCH_SECONDS = 1.0
+"""Between two rounds, at least."""
 _MOST_SKIPPED = 32
-"""Rounds in which an agent that never answers is left out."""
+"""Rounds for figures in which an agent that never answers is left out."""
+_MOST_LOOKS = 3
+"""At a gang that stands still, before it is looked at in rounds for figures alone: its clocks may differ."""
 _PER_TURN = 100
 """Jobs that are looked at in one turn of the event loop."""
 
@@ -60,15 +67,20 @@ class Agents:
         interval: float,
         per_second: float,
         ask: Ask | None = None,
+        looks_apart: float = LOOKS_APART_SECONDS,
     ) -> None:
         """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid."""
         self._world, self._token_of, self._wake, self._active = world, token_of, wake, active
         self._interval, self._pause = interval, 1.0 / per_second
-        self._ask_with, self._stacks = ask, GangStacks(world, token_of)
+        self._ask_with, self._stacks = ask, GangStacks(world, token_of, looks_apart)
         self._slots = asyncio.Semaphore(AT_A_TIME)
         self._live: dict[str, Live] = {}
         self._taken: dict[str, _Taken] = {}
         """The last request for a checkpoint that an agent has taken, by job."""
+        self._watched: dict[str, Agent] = {}
+        """Agents whose ranks take steps, and say how long these take, by job."""
+        self._looks: Counter[str] = Counter()
+        """How often the gang of a job that stands still was asked which rank hangs, and did not tell."""
         self._failures: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self.counts = {"agent_answers": 0.0, "agent_failures": 0.0, "agent_answers_dropped": 0.0}
@@ -89,22 +101,34 @@ class Agents:
             headers={"Accept-Encoding": "identity"},
         ) as session:
             ask = self._ask_with or over_http(session)
+            due = loop.time()
             while True:
                 began = loop.time()
                 if self._active():
-                    await self.round(ask)
-                await asyncio.sleep(max(0.0, began + self._interval - loop.time()))
+                    if began >= due:
+                        due = began + self._interval
+                        await self.round(ask)
+                    else:
+                        await self.watch(ask)
+                await asyncio.sleep(max(0.0, began + min(WATCH_SECONDS, self._interval) - loop.time()))
 
     async def round(self, ask: Ask) -> None:
-        """Ask every agent that is due once; returns when all have answered or failed."""
+        """Ask every agent that is due once for its figures; returns when all have answered or failed."""
         agents = [agent async for agent in self._agents()]
         self._forget_all_but({agent.job_uid for agent in agents})
+        await self._ask_all([agent for agent in agents if self._is_due(agent.job_uid)], ask, self._ask)
+
+    async def watch(self, ask: Ask) -> None:
+        """Ask every agent whose ranks take steps once whether they still do."""
+        await self._ask_all(list(self._watched.values()), ask, self._look_again)
+
+    async def _ask_all(
+        self, agents: list[Agent], ask: Ask, asked: Callable[[Agent, Ask], Coroutine[None, None, None]]
+    ) -> None:
         async with asyncio.TaskGroup() as tasks:
             for agent in agents:
-                if not self._is_due(agent.job_uid):
-                    continue
                 await self._slots.acquire()
-                tasks.create_task(self._ask(agent, ask)).add_done_callback(lambda _: self._slots.release())
+                tasks.create_task(asked(agent, ask)).add_done_callback(lambda _: self._slots.release())
                 await asyncio.sleep(self._pause)
 
     async def _agents(self) -> AsyncIterator[Agent]:
@@ -122,31 +146,77 @@ class Agents:
 
     async def _ask(self, agent: Agent, ask: Ask) -> None:
         uid = agent.job_uid
+        status = await self._status(agent, ask)
+        live = live_of(agent, status)
+        if status is None or live is None:
+            if (other := self._beside(agent)) is not None:
+                await self._ask_beside(other, ask)
+            return
+        self._watched.pop(uid, None)
+        if any(rank.pace is not None for rank in status.ranks):
+            self._watched[uid] = agent
+        self._failures.pop(uid, None)
+        suspicion = await self._suspicion(agent, status, ask, again=True)
+        live = replace(live, taken_request=await self._pass_on_request(agent, live, ask), suspicion=suspicion)
+        stall = stall_of(status)
+        if stall is not None and self._exceeds(uid, stall):
+            live = replace(live, stall=await self._stacks.located(agent, ask, stall))
+        self._keep(uid, live)
+
+    async def _ask_beside(self, other: Agent, ask: Ask) -> None:
+        """Learn whether the ranks of another worker wait for the first one's, whose agent does not answer."""
+        uid = other.job_uid
+        try:
+            live = live_of(other, decode_agent_status(await ask(other, self._token_of(uid), STATUS_PATH)))
+        except Exception as error:
+            logger.debug("the agent of pod %s at %s does not answer, either: %r", other.pod_uid, other.host, error)
+            return
+        if live is not None:
+            self.counts["agent_answers"] += 1
+            self._failures.pop(uid, None)
+            self._keep(uid, live)
+
+    async def _look_again(self, agent: Agent, ask: Ask) -> None:
+        uid = agent.job_uid
+        status, live = await self._status(agent, ask), self._live.get(uid)
+        if status is not None and live is not None and live.pod_uid == agent.pod_uid:
+            self._keep(uid, replace(live, suspicion=await self._suspicion(agent, status, ask, again=False)))
+
+    async def _status(self, agent: Agent, ask: Ask) -> AgentStatus | None:
+        """What an agent answers; None: nothing that counts. It is then asked less often."""
+        uid = agent.job_uid
         try:
             answer = await ask(agent, self._token_of(uid), STATUS_PATH)
         except Exception as error:
             # Whatever it is, it costs this job's figures and nothing else.
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
-            if agent.index == 0:
-                self._failed(uid, "agent_failures")
-                if (other := self._beside(agent)) is not None:
-                    await self._ask(other, ask)
-            return
+            self._failed(uid, "agent_failures")
+            return None
         status = decode_agent_status(answer)
-        live = live_of(agent, status)
-        if live is None:
+        if live_of(agent, status) is None:
             self._failed(uid, "agent_answers_dropped")
-            return
+            return None
         self.counts["agent_answers"] += 1
-        self._failures.pop(uid, None)
-        if agent.index == 0:
-            live = replace(live, taken_request=await self._pass_on_request(agent, live, ask))
-        stall = stall_of(status) if status is not None and agent.index == 0 else None
-        if stall is not None and self._exceeds(uid, stall):
-            live = replace(live, stall=await self._stacks.located(agent, ask, stall))
+        return status
+
+    def _keep(self, uid: str, live: Live) -> None:
         if live != self._live.get(uid):
             self._live[uid] = live
             self._wake(uid)
+
+    async def _suspicion(self, agent: Agent, status: AgentStatus, ask: Ask, *, again: bool) -> Suspicion | None:
+        """Which rank hangs, where the ranks stand still; it stays the same for as long as they do. again: whether to
+        ask a gang that has not told it so often."""
+        uid, live = agent.job_uid, self._live.get(agent.job_uid)
+        if standstill_of(status) is None:
+            del self._looks[uid]
+            return None
+        if live is not None and live.suspicion is not None and live.pod_uid == agent.pod_uid:
+            return live.suspicion
+        if self._looks[uid] >= _MOST_LOOKS and not again:
+            return None
+        self._looks[uid] += 1
+        return await self._stacks.suspicion(agent, ask)
 
     async def _pass_on_request(self, agent: Agent, live: Live, ask: Ask) -> str | None:
         """Ask the ranks for a checkpoint where somebody has asked the job for another one since, or the ranks that took
@@ -184,6 +254,7 @@ class Agents:
 
     def _failed(self, uid: str, counted_as: str) -> None:
         self.counts[counted_as] += 1
+        self._watched.pop(uid, None)
         self._failures[uid] += 1
         self._skips[uid] = min(2 ** min(self._failures[uid] - 1, 10) - 1, _MOST_SKIPPED)
 
@@ -195,7 +266,7 @@ class Agents:
         return False
 
     def _forget_all_but(self, uids: set[str]) -> None:
-        for memory in (self._live, self._failures, self._skips):
+        for memory in (self._live, self._watched, self._looks, self._failures, self._skips):
             for uid in [uid for uid in memory if uid not in uids]:
                 del memory[uid]
         # The next attempt of the job is asked for what the former one has not written.

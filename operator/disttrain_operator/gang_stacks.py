@@ -4,11 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 
-from disttrain_api.report import decode_stacks
-from disttrain_operator.agent_client import STACKS_PATH, Agent, Ask, agent_of
-from disttrain_operator.decide.observed import Stall
+from disttrain_api.report import decode_agent_status, decode_stacks
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
+from disttrain_operator.decide.observed import Stall, Suspicion
 from disttrain_operator.decide.stacks import MAX_READ, blame_of, main_stack
+from disttrain_operator.decide.suspicion import Standstill, standstill_of, suspect
 from disttrain_operator.snapshot import World
 
 logger = logging.getLogger(__name__)
@@ -20,9 +23,9 @@ _MOST_ASKED, _ASKED_AT_A_TIME = 64, 4
 class GangStacks:
     """Asks the agents of a gang where its ranks are."""
 
-    def __init__(self, world: World, token_of: Callable[[str], str]) -> None:
-        """`token_of`: the token of a job's agents, by its uid."""
-        self._world, self._token_of = world, token_of
+    def __init__(self, world: World, token_of: Callable[[str], str], looks_apart: float) -> None:
+        """`token_of`: the token of a job's agents, by its uid. looks_apart: seconds between two looks at stacks."""
+        self._world, self._token_of, self._looks_apart = world, token_of, looks_apart
 
     async def located(self, first: Agent, ask: Ask, stall: Stall) -> Stall | None:
         """Return the stall with where its rank is, and which rank holds up the others; None where the agent of the
@@ -33,6 +36,40 @@ class GangStacks:
         if stall.rank not in stacks:
             return None
         return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame_of(stacks))
+
+    async def suspicion(self, first: Agent, ask: Ask) -> Suspicion | None:
+        """Return which rank hangs, where the ranks of all pods stand still; None where some do not, an agent does not
+        answer, or two looks at their stacks do not tell it."""
+        gang = self._gang_of(first)
+        if not self._is_whole(gang) or await self._standstill(gang, ask) is None:
+            return None
+        former = blame_of(await self._stacks(gang, ask))
+        if former is None:
+            return None
+        await asyncio.sleep(self._looks_apart)
+        latter = blame_of(await self._stacks(gang, ask))
+        # After both looks: what still stands still has not moved between them.
+        standstill = await self._standstill(gang, ask)
+        return None if standstill is None else suspect(former, latter, standstill)
+
+    def _is_whole(self, gang: list[Agent]) -> bool:
+        """Whether they are the agents of all workers, as far as these are asked."""
+        job = self._world.job(gang[0].job_uid) if gang else None
+        return job is not None and job.spec is not None and len(gang) == min(job.spec.workers.replicas, _MOST_ASKED)
+
+    async def _standstill(self, gang: list[Agent], ask: Ask) -> Standstill | None:
+        """How long no rank of any pod has ended a step; None where one has, or an agent does not say."""
+
+        async def of_pod(one: Agent) -> Standstill | None:
+            try:
+                status = decode_agent_status(await ask(one, self._token_of(one.job_uid), STATUS_PATH))
+            except Exception as error:
+                logger.debug("the agent of pod %s at %s does not answer: %r", one.pod_uid, one.host, error)
+                return None
+            return standstill_of(status) if status is not None and live_of(one, status) is not None else None
+
+        found = [one for one in await asyncio.gather(*map(of_pod, gang)) if one is not None]
+        return reduce(and_, found) if found and len(found) == len(gang) else None
 
     def _gang_of(self, first: Agent) -> list[Agent]:
         """The agents of the workers of the attempt that run, of so many as are asked."""

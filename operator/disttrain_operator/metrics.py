@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from disttrain_api.goodput import UNKNOWN
 from disttrain_api.status import FailureClass, GoodputState, JobStatus, Phase
-from disttrain_operator.transitions import SINGLE_POD, PhaseClock, Ran, Slowed, happenings
+from disttrain_operator.transitions import SINGLE_POD, PhaseClock, Ran, Slowed, Suspected, happenings
 
 # The phases in which a job waits, works, or recovers.
 _UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING, Phase.SUSPENDED)
@@ -61,6 +61,8 @@ class Metrics(Collector):
         self.registry.register(self)
         self._restarts = self._counter("restarts", "Restarts of gangs and single pods, by class of the cause", "class")
         self._stragglers = self._counter("stragglers", "Ranks that were named as slow")
+        self._suspicions = self._counter("hang_suspicions", "Ranks that were named as if they hung")
+        self._withdrawn = self._counter("hang_suspicions_withdrawn", "Those of them that went on in the same attempt")
         self._requests = self._counter("api_requests", "Requests to the API server; code 0: no answer", "verb", "code")
         self._request_seconds = self._histogram("api_request_seconds", "Time to an answer of the API server", "verb")
         self._to_pods = self._histogram("job_to_pods_seconds", "From the first sight of a job to all pods created")
@@ -93,6 +95,8 @@ class Metrics(Collector):
                     self._recovery.observe(happening.since_failure)
             elif isinstance(happening, Slowed):
                 self._stragglers.inc()
+            elif isinstance(happening, Suspected):
+                (self._withdrawn if happening.withdrawn else self._suspicions).inc()
             else:
                 self._restarts.labels(_known(happening.class_, _CLASSES)).inc()
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from disttrain_api.status import Attempt, JobStatus
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.stragglers import newly_named
+from disttrain_operator.decide.suspicion import is_suspected, is_withdrawn
 
 SINGLE_POD = "SinglePod"
 """Stands for the class of a cause after which one pod was made again."""
@@ -32,13 +33,22 @@ class Slowed:
     """A rank was named as slow."""
 
 
-Happening = Restarted | Ran | Slowed
+@dataclass(frozen=True)
+class Suspected:
+    """A rank was named that seems to hang, or the one that was goes on."""
+
+    withdrawn: bool
+
+
+Happening = Restarted | Ran | Slowed | Suspected
 
 
 def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
     """Return the events in the change from one status to the next."""
     if newly_named(old, new) is not None:
         yield Slowed()
+    if is_suspected(old, new) or is_withdrawn(old, new):
+        yield Suspected(withdrawn=is_withdrawn(old, new))
     known = {attempt.number: attempt for attempt in old.attempts}
     for number, attempt in enumerate(new.attempts):
         before = known.get(attempt.number)

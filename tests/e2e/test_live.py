@@ -125,17 +125,19 @@ done
 
 
 def test_a_gang_that_hangs_is_restarted_from_its_checkpoint(kubectl: Kubectl) -> None:
-    """A rank that is stopped holds its peer up; nobody ends, and no program raises anything."""
+    """A rank that is stopped holds its peer up; nobody ends, and no program raises anything. It is named at once."""
     kubectl.apply(long_job("hang", runPolicy={"progressDeadlineSeconds": 60, "maxRestarts": 1}))
     kept = train_until_a_checkpoint(kubectl, "hang")
     stopped = pod(kubectl, "hang", "worker", "1")["metadata"]["name"]
     kubectl("exec", stopped, "-c", "trainer", "--", "sh", "-c", STOP_RANKS)
+    kubectl.wait("HangSuspected", "hang")
     found = verdict(kubectl, "hang")
     assert (found["class"], found["reason"]) == ("Hang", "ProgressDeadlineExceeded"), found
     assert (found["rank"], found["pod"]) == (1, stopped)
     assert "without a step" in found["message"]
-    assert "does not answer, and rank 0 waits in " in found["message"]
+    assert "is stopped by a signal, and rank 0 waits in " in found["message"]
     kubectl.wait_for("{.status.attempt}=2", "hang")
     kubectl.wait("Running", "hang")
+    kubectl.wait("HangSuspected=false", "hang")
     assert first_step(kubectl, "hang", attempt=2) > kept
     end_soon(kubectl, "hang")

@@ -62,6 +62,7 @@ def test_the_ddp_example_learns_the_digits(workplace: Workplace) -> None:
         "Failed": "False",
         "Finished": "True",
         "Straggling": "False",
+        "HangSuspected": "False",
     }
     last_line = run.stderr.splitlines()[-1]
     assert re.match(

@@ -10,8 +10,9 @@ from typing import Protocol
 from disttrain_agent.checkpoint_request import request_checkpoint
 from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.reports import Reports
+from disttrain_agent.step_clock import StepClock
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import MAX_AWAITED, AgentStatus, RankStatus, RestartsInPlace
+from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, RankStatus, RestartsInPlace
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
@@ -58,9 +59,11 @@ class Look:
         reports: Reports,
         restarts: Callable[[], RestartsInPlace | None] = lambda: None,
         awaited: Callable[[], Set[int]] = frozenset,
+        steps: StepClock | None = None,
     ) -> None:
+        """steps: of ranks that write the times of their steps; None: of a program that does not."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
-        self._awaited = awaited
+        self._awaited, self._steps = awaited, steps
         self._asking = asyncio.Lock()
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
@@ -98,6 +101,8 @@ class Look:
         if not path.exists():
             # A program that does not expect the signal would end by it.
             return "it cannot be asked: it is starting, or not the trainer"
+        if _is_stopped(process.pid):
+            return STOPPED
         try:
             os.truncate(path, 0)
             os.kill(process.pid, STACKS_SIGNAL)
@@ -114,10 +119,19 @@ class Look:
             exit_code=process.returncode,
             seconds_since_step=self._reports.seconds_since_step(rank),
             report=report,
+            pace=self._steps.pace(rank) if self._steps is not None else None,
         )
 
     def _process(self, rank: int) -> Rank | None:
         return next((process for process in self._processes.ranks if process.rank == rank), None)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    with contextlib.suppress(OSError, IndexError):
+        # The name before it may hold anything, also parentheses.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    return False
 
 
 async def _written(path: Path, alive: Callable[[], bool]) -> str:

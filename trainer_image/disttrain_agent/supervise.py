@@ -27,6 +27,7 @@ from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, hopeless
+from disttrain_agent.step_clock import StepClock
 from disttrain_agent.verdict import RankEnd, exit_code, first_cause
 from disttrain_agent.zygote import Zygote
 from disttrain_api.names import ExitCode, Reason, exit_reason
@@ -73,14 +74,16 @@ class Supervisor:
         # A program of the user's own looks for its peers itself.
         if self._pod.config is not None and not await self._address_known():
             return self._not_started()
-        listener = None
+        listener = watch = None
         try:
             self._gang = join_gang(self._pod, self._timing, self._changed.set, log)
             if not await self._ordered_to_start():
                 return self._not_ordered()
             self._reports.prepare()
             self._start_ranks(self._start)
-            look = Look(self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited)
+            steps = StepClock(self._pod.report_dir, self._pod.ranks)
+            watch = self._loop.create_task(steps.watch())
+            look = Look(self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps)
             listener = listen(self._pod, look, log)
             while True:
                 await self._until_all_have_ended()
@@ -92,6 +95,8 @@ class Supervisor:
             self._processes.close()
             return self._cannot_start(error)
         finally:
+            if watch is not None:
+                watch.cancel()
             if listener is not None:
                 listener.close()
             if self._gang is not None:

@@ -19,6 +19,7 @@ from disttrain_trainer.roll_back import marking
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.step_times import StepTimes
 from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.start import open_checkpoints, start_callbacks, start_metrics
 from disttrain_trainer.state import State
@@ -45,11 +46,16 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     watched = watching_layers(state.layer_order, world, reporter)
     read = nullcontext() if state.loader is None else closing(state.loader)
-    with completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched, read:
+    times = StepTimes(reporter.report.rank, config.report_dir)
+    with (
+        completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched, read,
+        closing(times),
+    ):  # fmt: skip
 
         def updated() -> None:
             survivor.updated()
             profiler.step()
+            times.stepped()
             _report_saved(checkpoints, reporter)
 
         request = CheckpointRequest(None if checkpoints is None or has_servers(config) else config.report_dir)
@@ -75,10 +81,11 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
                         between.do_what_is_due(state.step)
                 while state.step < training.steps:
                     until = between.next_due
-                    for result in strategy.run(until):
-                        figures = metrics.record(result)
-                        with survivor.calling_callbacks():
-                            state.callbacks.call("on_step", state, figures)
+                    with times.counted():
+                        for result in strategy.run(until):
+                            figures = metrics.record(result)
+                            with survivor.calling_callbacks():
+                                state.callbacks.call("on_step", state, figures)
                     with survivor.doing_what_is_due():
                         between.do_what_is_due(until)
                 state.callbacks.call("on_end", state)

@@ -49,6 +49,9 @@ def heading(job: RemoteJob, now: datetime) -> list[tuple[str, str]]:
     slow = job.condition(ConditionType.STRAGGLING)
     if slow is not None and slow.status == "True":
         rows.append(("Straggler", slow.message))
+    hangs = job.condition(ConditionType.HANG_SUSPECTED)
+    if hangs is not None and hangs.status == "True":
+        rows.append(("Seems to hang", hangs.message))
     if status.checkpoint is not None:
         when = age(parse_time(status.checkpoint.time), now)
         rows.append(("Checkpoint", f"step {status.checkpoint.step}, {when} ago, {status.checkpoint.path}"))

@@ -258,7 +258,8 @@ def _running(case: Case) -> Why:
     begun = case.since(case.attempt.running_time) if case.attempt is not None else "?"
     sentences = [f"{job.name} runs since {begun} in attempt {status.attempt}: all of its {pods_of(job)} run."]
     todo: list[str] = []
-    for check in (_silent_nodes, _slow_rank, _replaced, _restarted_in_place, _often_restarted, _progress):
+    of_ranks = _hanging_rank, _slow_rank
+    for check in (_silent_nodes, *of_ranks, _replaced, _restarted_in_place, _often_restarted, _progress):
         text, advice = check(case)
         sentences += [text] if text else []
         todo += [advice] if advice else []
@@ -268,6 +269,18 @@ def _running(case: Case) -> Why:
 
 
 Finding = tuple[str | None, str | None]
+
+
+def _hanging_rank(case: Case) -> Finding:
+    hangs = case.job.condition(ConditionType.HANG_SUSPECTED)
+    if hangs is None or hangs.status != "True":
+        return None, None
+    restarts = case.run_policy.get("progressDeadlineSeconds") is not None
+    return f"{capital(plain(hangs.message))}.", (
+        "Look at that rank and its node; if no step ends, the job restarts after `runPolicy.progressDeadlineSeconds`"
+        if restarts
+        else "Look at that rank and its node; nothing restarts the job without `runPolicy.progressDeadlineSeconds`"
+    )
 
 
 def _slow_rank(case: Case) -> Finding:

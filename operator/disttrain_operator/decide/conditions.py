@@ -1,7 +1,7 @@
 """A transition -> the whole status: conditions, phase, counts, columns. Derived in one place, never remembered."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
@@ -26,6 +26,11 @@ _PHASES = {
     State.COMPLETE: Phase.SUCCEEDED,
     State.FAILED: Phase.FAILED,
 }
+_RANKS = {
+    ConditionType.STRAGGLING: (Reason.RANK_SLOW, Reason.NOT_STRAGGLING, "no rank is known to be slow"),
+    ConditionType.HANG_SUSPECTED: (Reason.HANG_SUSPECTED, Reason.NOT_HANGING, "no rank is known to hang"),
+}
+"""Conditions of a rank: the reason while there is one, and reason and message while there is none."""
 _OUR_TYPES, _OUR_ROLES = frozenset(ConditionType), frozenset(Role)
 _KEPT_OF_OTHERS = 32
 
@@ -36,14 +41,14 @@ def condition(status: JobStatus, type_: ConditionType) -> Condition | None:
 
 
 def derive(
-    job: Job, gang: Gang | None, transition: Transition, now: datetime, straggler: str | None = None
+    job: Job, gang: Gang | None, transition: Transition, now: datetime, named: Mapping[ConditionType, str] | None = None
 ) -> JobStatus:
     """The whole status that the transition leads to. `gang`: of its status; None where the spec cannot be read.
 
-    straggler: a sentence on the rank that is slow while the job runs; None: none is.
+    named: sentences on a rank that is slow, and one that seems to hang, while the job runs; those of which there are.
     """
     changes: dict[str, object] = {
-        "conditions": [*_conditions(job, transition, straggler, now), *_of_others(job.status)],
+        "conditions": [*_conditions(job, transition, named or {}, now), *_of_others(job.status)],
         "phase": _phase(transition),
         "observed_generation": job.generation,
     }
@@ -74,12 +79,13 @@ def settle_counts(status: JobStatus) -> JobStatus:
     return status.model_copy(update={"replica_statuses": counts})
 
 
-def _conditions(job: Job, transition: Transition, straggler: str | None, now: datetime) -> Iterator[Condition]:
+def _conditions(
+    job: Job, transition: Transition, named: Mapping[ConditionType, str], now: datetime
+) -> Iterator[Condition]:
     state = transition.state
-    slow = straggler if state is State.RUNNING else None
     word, sentence = transition.reason, transition.message
     not_finished = (Reason.NOT_FINISHED, "the job has not finished")
-    answers = {
+    answers: dict[ConditionType, tuple[bool, str, str]] = {
         ConditionType.RUNNING: (state is State.RUNNING, word, sentence),
         ConditionType.SUSPENDED: (
             state is State.SUSPENDED,
@@ -99,11 +105,10 @@ def _conditions(job: Job, transition: Transition, straggler: str | None, now: da
             state in (State.COMPLETE, State.FAILED),
             *((word, sentence) if state in (State.COMPLETE, State.FAILED) else not_finished),
         ),
-        ConditionType.STRAGGLING: (
-            slow is not None,
-            *((Reason.NOT_STRAGGLING, "no rank is known to be slow") if slow is None else (Reason.RANK_SLOW, slow)),
-        ),
     }
+    for type_, (there_is, there_is_none, nobody) in _RANKS.items():
+        rank = named.get(type_) if state is State.RUNNING else None
+        answers[type_] = (False, there_is_none, nobody) if rank is None else (True, there_is, rank)
     for type_, (holds, reason, message) in answers.items():
         yield _condition(job, type_, holds, reason, message, now)
 

@@ -33,6 +33,7 @@ from disttrain_operator.decide.restarts_in_place import failed_at, learn_restart
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.stragglers import straggler_event, straggler_of
 from disttrain_operator.decide.support import with_support
+from disttrain_operator.decide.suspicion import suspicion_event, suspicion_of
 
 Policy = Callable[[Situation], Transition | None]
 
@@ -67,21 +68,26 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         return after_the_end(job, observed, now)
     read, job = job, replace(job, status=_learn(job, observed, now))
     gang: Gang | None
-    straggler = None
+    named: dict[ConditionType, str] = {}
     if isinstance(job, ReadableJob):
         straggler = straggler_of(job.status, observed, job.spec)
-        if straggler is not None and straggler.node is not None:
-            job = replace(job, status=note_slow_node(job.status, straggler.node))
+        if straggler is not None:
+            named[ConditionType.STRAGGLING] = straggler.sentence
+            if straggler.node is not None:
+                job = replace(job, status=note_slow_node(job.status, straggler.node))
         situation = Situation(job, observed, now)
         transition = next(transition for policy in POLICIES if (transition := policy(situation)) is not None)
         gang = situation.gang_of(transition.status)
+        hangs = suspicion_of(job.status, gang)
+        if hangs is not None:
+            named[ConditionType.HANG_SUSPECTED] = hangs
         transition = with_support(job, gang, transition, now)
     elif job.status.attempt:
         # Another version of the operator began this job: better to leave it to its pods than to end it.
         return Decision(Reason.INVALID_SPEC, f"left alone: {listed(job.problems)}")
     else:
         transition, gang = refuse(job, now), None
-    status = derive(job, gang, transition, now, straggler.sentence if straggler is not None else None)
+    status = derive(job, gang, transition, now, named)
     return Decision(
         reason=transition.reason,
         message=transition.message,
@@ -90,6 +96,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         events=(
             *restarts_event(read.status, job.status),
             *straggler_event(read.status, status),
+            *suspicion_event(read.status, status),
             *_events(job, transition),
         ),
         requeue_at=earliest(transition.requeue_at, active_deadline_at(job)),

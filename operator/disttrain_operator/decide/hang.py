@@ -27,7 +27,7 @@ def stall_of(status: AgentStatus) -> Stall | None:
     """
     if not status.ranks:
         return None
-    trained = [_trains(rank) for rank in status.ranks]
+    trained = [trains(rank) for rank in status.ranks]
     pauses = [rank.seconds_since_step for rank in status.ranks]
     known = [pause for pause in pauses if pause is not None]
     first = min(status.ranks, key=lambda rank: rank.rank)
@@ -37,7 +37,8 @@ def stall_of(status: AgentStatus) -> Stall | None:
     return Stall(first.rank, min(known), first.report.step, _pace(first.report), in_training=said)
 
 
-def _trains(rank: RankStatus) -> bool:
+def trains(rank: RankStatus) -> bool:
+    """Return whether a rank takes steps, or runs and never says what it does."""
     report = rank.report
     if report is None or rank.exit_code is not None or report.done or report.error is not None:
         return False
@@ -89,7 +90,7 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     of_blamed = next((one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index)), None)
     if stall.blame is not None and of_blamed is not None:
         rank, pod = stall.blame.rank, of_blamed
-        blamed, place = f"rank {rank} ({_place(pod)}) {stall.blame.why}: ", ""
+        blamed, place = f"rank {rank} ({place_of(pod)}) {stall.blame.why}: ", ""
     cause = Cause(pod, FailureClass.HANG, Reason.PROGRESS_DEADLINE_EXCEEDED)
     matched = match_failure_policy(policy, cause)
     if matched.action not in _RESTARTS_ALL:
@@ -97,7 +98,7 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
         matched = MatchedAction(FailureAction.RESTART_GANG)
     return Verdict(
         reason=cause.reason,
-        message=f"{blamed}rank {stall.rank} ({_place(first)}) has trained for {stall.seconds:.0f} s without a step"
+        message=f"{blamed}rank {stall.rank} ({place_of(first)}) has trained for {stall.seconds:.0f} s without a step"
         f" after step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
         class_=cause.class_,
         action=matched.action,
@@ -109,5 +110,6 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     )
 
 
-def _place(pod: PodFacts) -> str:
+def place_of(pod: PodFacts) -> str:
+    """Return the pod and its node as a part of a sentence."""
     return f"pod {pod.name} on node {pod.node}" if pod.node else f"pod {pod.name}"

@@ -236,6 +236,9 @@ class Blame:
     rank: int
     why: str
     """What it does, and what the others do: the end of a sentence that the rank begins."""
+    certain: bool = False
+    """Whether nothing but a hang looks so: it is stopped, or waits in another collective call than all others. One that
+    computes or reads may be slow."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,17 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Suspicion:
+    """The rank that seems to hang, and the figures of when that was found."""
+
+    blame: Blame
+    still_seconds: float
+    """How long no rank had ended a step."""
+    median_seconds: float
+    """Of a step."""
+
+
+@dataclass(frozen=True)
 class Live:
     """Answer of a pod's agent while the pod ran."""
 
@@ -273,6 +287,8 @@ class Live:
     """Workers whose pods it has lost, and whose replacements all ranks wait for."""
     taken_request: str | None = None
     """The last request for a checkpoint that it has taken. None: none that is known."""
+    suspicion: Suspicion | None = None
+    """None: its ranks take their steps as they use to, do something else, or it is not known which of them hangs."""
 
     @property
     def restarting(self) -> bool:

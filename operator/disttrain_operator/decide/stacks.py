@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from disttrain_api.bounds import cut
+from disttrain_api.report import STOPPED
 from disttrain_operator.decide.observed import Blame
 
 _MAX_LINE_BYTES = 1200
@@ -20,6 +21,10 @@ _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_(train
 DDP's run in the backward pass."""
 
 
+_IN_COLLECTIVE = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_trainer/runtime/mesh\.py")
+"""The same, where nothing but waiting is done: other calls of the trainer may write to a disk."""
+
+
 class _Call(NamedTuple):
     path: str
     line: str
@@ -32,14 +37,17 @@ def main_stack(text: str) -> str:
 
 
 def blame_of(stacks: Mapping[int, str]) -> Blame | None:
-    """Return the lowest rank that does not answer, else one that computes where others wait for it, else the only one
-    that waits somewhere else than the others; None if there is no such rank.
+    """Return the lowest rank that is stopped, else one that does not answer, else one that computes where others wait
+    for it, else the only one that waits somewhere else than the others; None if there is no such rank.
 
     stacks: the text of each rank that was asked.
     """
     calls = {rank: _calls(text) for rank, text in sorted(stacks.items())}
     answer = {rank: found for rank, found in calls.items() if found}
     silent = [rank for rank in calls if rank not in answer]
+    stopped = [rank for rank in silent if stacks[rank] == STOPPED]
+    if stopped and answer:
+        return Blame(stopped[0], f"is stopped by a signal, and {_others(answer, stacks)}", certain=True)
     if silent and answer:
         return Blame(silent[0], f"does not answer, and {_others(answer, stacks)}")
     waiting = {rank: found for rank, found in answer.items() if _WAITS.search(found[0].path)}
@@ -53,7 +61,8 @@ def blame_of(stacks: Mapping[int, str]) -> Blame | None:
     if len(alone) != 1 or len(waiting) < 3:
         return None
     others = {rank: found for rank, found in waiting.items() if rank != alone[0]}
-    return Blame(alone[0], f"is in {main_stack(stacks[alone[0]])}, and {_others(others, stacks)}")
+    certain = all(_IN_COLLECTIVE.search(found[0].path) for found in waiting.values())
+    return Blame(alone[0], f"is in {main_stack(stacks[alone[0]])}, and {_others(others, stacks)}", certain)
 
 
 def _others(calls: Mapping[int, list[_Call]], stacks: Mapping[int, str]) -> str:

@@ -140,6 +140,13 @@ def test_a_page_names_a_slow_rank(api: FakeApi, capfd: pytest.CaptureFixture[str
     assert "Straggler" not in output_of(capfd, "describe", "digits")
 
 
+def test_a_page_names_a_rank_that_seems_to_hang(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    api.put_job(a_raw_job(status=a_status("Running", "HangSuspected")))
+    assert re.search(r"Seems to hang: +it is so", output_of(capfd, "describe", "digits"))
+    api.put_job(a_raw_job(status=a_status("Running")))
+    assert "Seems to hang" not in output_of(capfd, "describe", "digits")
+
+
 def test_a_page_draws_the_mesh_with_the_state_of_each_rank(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
     job = a_job()
     parallelism = {"tensorParallelDegree": 2}

@@ -48,6 +48,7 @@ def test_all_conditions_are_set_at_the_first_write() -> None:
         "Failed",
         "Finished",
         "Straggling",
+        "HangSuspected",
     }
 
 

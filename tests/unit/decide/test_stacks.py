@@ -2,6 +2,7 @@
 
 import pytest
 
+from disttrain_api.report import STOPPED
 from disttrain_operator.decide.stacks import blame_of, main_stack
 
 OF_FAULTHANDLER = """Thread 0x7f (most recent call first):
@@ -46,6 +47,7 @@ COUNTS = stack("disttrain_trainer/runtime/mesh.py:result", STEP)
 BARRIER = stack("torch/distributed/c10d.py:barrier", "mine.py:forward", STEP)
 LOADING = stack("mine.py:__getitem__", "disttrain_trainer/data/batches.py:load", STEP)
 READING = stack("disttrain_trainer/data/corpus.py:__getitem__", STEP)
+SLOW_WRITE = stack("disttrain_trainer/metrics/report.py:_append", STEP)
 SILENT = "it does not answer: it is stopped, or the disk is full"
 IN_REDUCE = "all_reduce (c10d.py:7) < sum (mesh.py:7) < step (step.py:7)"
 
@@ -83,6 +85,29 @@ def test_the_rank_that_others_wait_for_is_named(stacks: list[str], rank: int, wh
 )  # fmt: skip
 def test_nobody_is_blamed_where_the_stacks_do_not_tell(stacks: list[str]) -> None:
     assert blame_of(dict(enumerate(stacks))) is None
+
+
+@pytest.mark.parametrize(
+    ("stacks", "rank", "certain"),
+    [
+        ([REDUCE, STOPPED, SILENT], 1, True),
+        ([SILENT, STOPPED, REDUCE], 1, True),
+        ([REDUCE, SILENT, REDUCE], 1, False),
+        ([REDUCE, LOADING, REDUCE], 1, False),
+        ([BACKWARD, BARRIER, BACKWARD], 1, True),
+        ([REDUCE, SLOW_WRITE, REDUCE], 1, False),
+        ([COUNTS, REDUCE, COUNTS], 1, True),
+        ([SLOW_WRITE, REDUCE, SLOW_WRITE], 1, False),
+    ],
+    ids=[
+        "stopped", "stopped, not the first silent one", "silent", "reads", "another collective", "writes", "counts",
+        "others write",
+    ],
+)  # fmt: skip
+def test_only_a_rank_that_cannot_be_slow_is_certain(stacks: list[str], rank: int, certain: bool) -> None:
+    found = blame_of(dict(enumerate(stacks)))
+    assert found is not None
+    assert (found.rank, found.certain) == (rank, certain)
 
 
 def test_hostile_stacks_are_bounded_and_printable() -> None:

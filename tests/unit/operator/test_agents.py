@@ -10,76 +10,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER, Env, Role
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES
 from disttrain_operator.agent_client import Agent, Ask, agent_of, over_http
 from disttrain_operator.agents import Agents
-from disttrain_operator.decide.observed import Blame, Live
+from disttrain_operator.decide.observed import Blame
 from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.kube.errors import TooLarge
-from disttrain_operator.snapshot import World
-from tests.builders import UID, a_job, a_raw_job, a_raw_pod, running
+from tests.builders import UID, a_raw_job
+from tests.unit.operator.agent_fleet import STACKS, Fleet, Raw, a_pod, a_silent_answer, an_answer, refuses
 from tests.unit.operator.conftest import eventually
-
-Raw = dict[str, Any]
-
-
-def a_pod(attempt: int = 1, index: int = 0, host: str = "10.0.0.7", port: object = AGENT_PORT, **status: Any) -> Raw:
-    """A pod that runs, with an agent."""
-    pod = running(a_raw_pod(a_job(), Role.WORKER, index, attempt))
-    env = [{"name": Env.AGENT_PORT, "value": str(port)}]
-    pod["spec"] |= {"containers": [{"name": CONTAINER, "env": env}]}
-    pod["metadata"]["resourceVersion"] = "5"
-    pod["status"] |= {"podIP": host} | status
-    return pod
-
-
-def an_answer(attempt: int = 1, uid: str = UID, **report: Any) -> bytes:
-    rank = {"rank": 0, "step": 5, "totalSteps": 9, **report}
-    return json.dumps({"jobUid": uid, "attempt": attempt, "ranks": [{"rank": 0, "report": rank}]}).encode()
-
-
-STACKS = json.dumps(
-    {"stacks": {"0": 'Current thread 0x1 (most recent call first):\n  File "/a/b.py", line 3 in all_reduce\n'}}
-).encode()
-
-
-def a_silent_answer(seconds: float, phase: str | None = "Training") -> bytes:
-    answer = json.loads(an_answer(phase=phase))
-    answer["ranks"][0]["secondsSinceStep"] = seconds
-    return json.dumps(answer).encode()
-
-
-class Fleet:
-    """A job with pods, and agents whose answers the test sets."""
-
-    def __init__(self, *pods: Raw, **spec: Any) -> None:
-        self.world = World()
-        for cache in (self.world.jobs, self.world.pods):
-            cache.replace([], 1)
-        self.world.jobs.observe(a_raw_job(**spec) | {"metadata": a_raw_job()["metadata"] | {"resourceVersion": "4"}})
-        for pod in pods:
-            self.world.pods.observe(pod)
-        self.asked: list[tuple[Agent, str]] = []
-        self.woken: list[str] = []
-        self.answers: Callable[[Agent], bytes] = lambda agent: an_answer()
-        self.stacks: Callable[[Agent], bytes] = lambda agent: STACKS
-        self.checkpoints: Callable[[Agent], bytes] = lambda agent: b"{}"
-        self.agents = Agents(
-            self.world, lambda uid: f"token of {uid}", self.woken.append, lambda: True, interval=10, per_second=1e6
-        )
-
-    async def round(self, ask: Ask | None = None) -> Live | None:
-        await self.agents.round(ask or self._ask)
-        return self.agents.live(UID)
-
-    async def _ask(self, agent: Agent, token: str, path: str) -> bytes:
-        if path == "/v1/stacks":
-            return self.stacks(agent)
-        if path == CHECKPOINT_PATH:
-            return self.checkpoints(agent)
-        self.asked.append((agent, token))
-        return self.answers(agent)
 
 
 async def test_the_first_worker_of_the_newest_attempt_is_asked_and_wakes_its_job_with_what_is_new() -> None:
@@ -228,10 +168,6 @@ async def test_ranks_that_do_no_step_for_too_long_are_asked_where_they_are() -> 
     fleet.answers = lambda agent: a_silent_answer(101)
     live = await fleet.round()
     assert (live.stall.seconds, live.stall.stack, len(fleet.woken)) == (101, "all_reduce (b.py:3)", 2)
-
-
-def refuses(agent: Agent) -> bytes:
-    raise TimeoutError
 
 
 async def test_the_stacks_of_all_pods_tell_which_rank_holds_up_the_others() -> None:

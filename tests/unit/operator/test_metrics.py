@@ -11,6 +11,8 @@ SLOW = Condition(
     observed_generation=1,
 )  # fmt: skip
 
+HANGS = SLOW.model_copy(update={"type": "HangSuspected", "reason": "HangSuspected", "message": "rank 1 hangs"})
+
 
 def at(second: int) -> str:
     return f"2026-01-01T12:00:{second:02d}Z"
@@ -79,8 +81,12 @@ def test_the_page_has_all_figures_and_no_name() -> None:
     metrics.answered("POST", 201, 0.01)
     metrics.wrote_status(
         JobStatus(attempts=[Attempt(number=1, start_time=at(0))]),
-        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)], conditions=[SLOW]),
+        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)], conditions=[SLOW, HANGS]),
     )
+    for number in (1, 2):
+        # The second attempt ends while a rank is suspected.
+        named = JobStatus(attempt=number, phase="Running", conditions=[HANGS])
+        metrics.wrote_status(named, JobStatus(attempt=number, phase="Restarting" if number == 2 else "Running"))
     exposition = text()
     for line in (
         'disttrain_jobs{phase="Running"} 1.0',
@@ -90,6 +96,8 @@ def test_the_page_has_all_figures_and_no_name() -> None:
         'disttrain_restarts_total{class="OutOfMemory"} 1.0',
         'disttrain_api_requests_total{code="201",verb="POST"} 1.0',
         "disttrain_stragglers_total 1.0",
+        "disttrain_hang_suspicions_total 1.0",
+        "disttrain_hang_suspicions_withdrawn_total 1.0",
         "disttrain_job_to_pods_seconds_count 1.0",
         "disttrain_leader 1.0",
         "disttrain_informer_lists_total 2.0",

@@ -1,10 +1,11 @@
 """Hours of evaluations, saves, compilation and pauses, in a time of their own: no alarm without a cause, one with it.
 
-The clocks are those of a job: the agent's over the report files, the operator's over the agent's answers, and rank 0's
-over the own times of all ranks. Two pods have two ranks each.
+The clocks are those of a job: the agents' over the report files and the times of steps, the operator's over the agents'
+answers, and rank 0's over the own times of all ranks. Two pods have two ranks each.
 """
 
 import random
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -13,24 +14,31 @@ from typing import Any
 import pytest
 
 from disttrain_agent.reports import LOOK_SECONDS, Reports, report_path
+from disttrain_agent.step_clock import StepClock
 from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.hang import exceeds, hang_of, stall_of
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.observed import Blame, Live
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.decide.suspicion import Suspicion, standstill_of, suspect
 from disttrain_trainer.metrics.stragglers import Stragglers
+from disttrain_trainer.runtime.step_times import StepTimes
 from tests.soak import SOAK
 from tests.unit.decide.world import World, a_running_world
 
 STEPS = 100_000
+TICK_SECONDS = 1.0
+TICKS_OF_LOOK = round(LOOK_SECONDS / TICK_SECONDS)
 ASKED_EVERY = 5
 """Looks of the agent between two questions of the operator."""
 SILENT_SECONDS = 40.0
 """After which a node that does not report is not ready."""
 SEEDS = [random.randrange(10**9) for _ in range(100)] if SOAK else list(range(10))
 SLOW_RANK = 2
+WAITS = Blame(2, "is in another call than those that wait for it", certain=True)
+READS = Blame(2, "reads, and the others wait for it")
 
 
 @dataclass
@@ -44,6 +52,7 @@ class Hours:
     now: float = 0.0
     step: int = 0
     looks: int = 0
+    """Of the agents at the times of steps."""
     line: tuple[int, float] = (0, 0.0)
     """Step and time of the last line of the log."""
     owns: list[list[float]] = field(default_factory=list)
@@ -52,6 +61,10 @@ class Hours:
     """Whether something has happened since then that makes a step long."""
     frozen: int | None = None
     """The pod whose machine stands still."""
+    blame: Blame | None = WAITS
+    """What the stacks tell whenever they are asked for: at worst the same as of a hang."""
+    suspicions: list[tuple[float, Suspicion]] = field(default_factory=list)
+    """When the operator would have named a rank that seems to hang."""
     hangs: list[float] = field(default_factory=list)
     """When the operator would have restarted the job."""
     stragglers: set[int] = field(default_factory=set)
@@ -63,6 +76,9 @@ class Hours:
         self.watch = Stragglers([range(4)])
         self.reports = Reports(self.folder, [0, 1], lambda: self.now)
         self.reports.prepare()
+        self.times = [StepTimes(2 * pod, self.folder, lambda: self.now) for pod in (0, 1)]
+        # The first pod's second rank has the same steps.
+        self.clocks = [StepClock(self.folder, [2 * pod], lambda: self.now) for pod in (0, 1)]
         self.world: World = a_running_world(
             workers={"replicas": 2, "processesPerPod": 2},
             runPolicy={"progressDeadlineSeconds": self.deadline},
@@ -71,6 +87,7 @@ class Hours:
         self.began = self.world.now
         self.report = RankReport(rank=0, total_steps=STEPS, phase=RankPhase.STARTING)
         self.say(phase=RankPhase.TRAINING)
+        self.take_steps(True)
 
     @property
     def spec(self) -> JobSpec:
@@ -88,14 +105,19 @@ class Hours:
     def pass_time(self, seconds: float) -> None:
         """Let time pass, in which the agent looks and the operator asks, unless the first pod's machine is frozen."""
         end = self.now + seconds
-        while self.looks * LOOK_SECONDS <= end:
-            self.now = max(self.now, self.looks * LOOK_SECONDS)
+        while self.looks * TICK_SECONDS <= end:
+            self.now = max(self.now, self.looks * TICK_SECONDS)
             self.looks += 1
-            if self.frozen == 0:
+            for pod, clock in enumerate(self.clocks):
+                if pod != self.frozen:
+                    clock.look()
+            if self.looks % TICKS_OF_LOOK or self.frozen == 0:
                 continue
+            if self.frozen is None:
+                self.look_for_hangs()
             for rank in (0, 1):
                 self.reports.of(rank)
-            if self.looks % ASKED_EVERY == 0:
+            if self.looks % (TICKS_OF_LOOK * ASKED_EVERY) == 0:
                 self.ask()
         self.now = end
 
@@ -114,6 +136,23 @@ class Hours:
         gang = Gang(self.spec, self.world.job.status, observed)
         if hang_of(gang, self.began + timedelta(seconds=self.now)) is not None:
             self.hangs.append(self.now)
+
+    def look_for_hangs(self) -> None:
+        """The operator looks whether ranks stand still. One that is stopped does not answer: nobody is named."""
+        report = self.reports.of(0)
+        found = [
+            standstill_of(
+                AgentStatus(
+                    job_uid="u", attempt=1, ranks=[RankStatus(rank=2 * pod, report=report, pace=clock.pace(2 * pod))]
+                )
+            )
+            for pod, clock in enumerate(self.clocks)
+        ]
+        if found[0] is None or found[1] is None:
+            return
+        suspicion = suspect(self.blame, self.blame, found[0] & found[1])
+        if suspicion is not None:
+            self.suspicions.append((self.now, suspicion))
 
     def freeze(self, seconds: float) -> int:
         """A machine stands still, and its node is not ready after a while until it reports again; or all processes of
@@ -138,17 +177,22 @@ class Hours:
         own[SLOW_RANK] *= self.slow
         event = chance.random() if not self.disturbed else 1.0
         if event < 0.01:
-            # Something is compiled anew, on all ranks.
+            # Something is compiled anew, on all ranks: none waits.
+            self.blame = None
             longer = chance.uniform(0, 60)
             own = [one + longer for one in own]
         elif event < 0.03:
-            # One rank waits for its disk, or its process is stopped.
+            # One rank waits for its disk or a sample.
+            self.blame = READS
             own[chance.randrange(4)] += chance.uniform(0, 60)
         self.pass_time(max(usual, *own))
         if 0.03 <= event < 0.04:
             before = self.now
             pod = self.freeze(chance.choice([chance.uniform(0, 40), chance.uniform(0, 1500)]))
             own[2 * pod] += self.now - before
+        for times in self.times:
+            times.stepped()
+        self.blame = WAITS
         self.disturbed |= event < 0.04
         self.step += 1
         self.owns.append(own)
@@ -167,9 +211,20 @@ class Hours:
 
     def rest(self, phase: RankPhase, seconds: float) -> None:
         """Do something else than to train."""
+        self.take_steps(False)
         self.say(phase=phase)
         self.pass_time(seconds)
         self.say(phase=RankPhase.TRAINING)
+        self.take_steps(True)
+
+    def take_steps(self, takes: bool) -> None:
+        """The ranks begin to take steps, or have ended that."""
+        if takes:
+            self.blocks = ExitStack()
+            for times in self.times:
+                self.blocks.enter_context(times.counted())
+        else:
+            self.blocks.close()
 
     def train(self, seconds: float, every: int = 1) -> None:
         """Train for so long, with all that a job does besides. every: the least steps between two evaluations."""
@@ -190,7 +245,7 @@ class Hours:
 def test_an_hour_without_a_hang_and_a_slow_rank_has_no_alarm(tmp_path: Path, seed: int) -> None:
     hours = Hours(tmp_path, random.Random(seed), deadline=240)
     hours.train(3600.0, every=hours.chance.choice([1, 50]))
-    assert (hours.hangs, hours.stragglers) == ([], set())
+    assert (hours.hangs, hours.stragglers, hours.suspicions) == ([], set(), [])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -206,6 +261,30 @@ def test_a_hang_is_always_found_in_time(tmp_path: Path, seed: int) -> None:
     hours.pass_time(needed + LOOK_SECONDS + ASKED_EVERY * LOOK_SECONDS)
     assert hours.hangs
     assert needed <= hours.hangs[0] - logged
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rank_that_hangs_is_named_after_a_few_of_the_jobs_own_steps(tmp_path: Path, seed: int) -> None:
+    """After three medians, or once and a half the longest of the last steps, and a second; the operator looks every two
+    seconds here. One that reads is named later, and in both cases before the job would restart."""
+    chance = random.Random(seed)
+    hours = Hours(tmp_path, chance, deadline=3600)
+    hours.disturbed = True
+    for _ in range(30):
+        hours.disturbed = True
+        hours.work()
+    hours.blame = chance.choice([WAITS, READS])
+    began, pace = hours.now, hours.clocks[0].pace(0)
+    assert pace is not None
+    needed = max(3 * pace.median_seconds, 1.5 * pace.longest_seconds) + 1
+    if hours.blame is READS:
+        needed = max(needed, 60 + 5 * pace.longest_seconds)
+    late = TICK_SECONDS + LOOK_SECONDS
+    hours.pass_time(needed + late + TICK_SECONDS)
+    at, suspicion = hours.suspicions[0]
+    assert suspicion.blame is hours.blame
+    assert needed <= at - began <= needed + late
+    assert hours.hangs == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,119 @@
+"""A rank that seems to hang, after some of the job's own steps: a condition and an Event, and nothing else follows.
+
+What restarts a job is in hang.py. This is sooner, and is withdrawn when a step ends.
+"""
+
+from dataclasses import dataclass
+
+from disttrain_api.names import Reason, Role
+from disttrain_api.report import AgentStatus, RankPhase
+from disttrain_api.status import ConditionType, JobStatus, Phase
+from disttrain_operator.decide.attempt_history import in_attempt
+from disttrain_operator.decide.conditions import condition
+from disttrain_operator.decide.decision import Event
+from disttrain_operator.decide.gang import Gang
+from disttrain_operator.decide.hang import place_of, trains
+from disttrain_operator.decide.observed import Blame, Suspicion
+
+_MEDIANS, _LONGEST = 3.0, 1.5
+SLACK_SECONDS = 1.0
+"""Beyond so many medians of a step, and so many times the longest of the last steps, whichever is more."""
+LOOKS_APART_SECONDS = 1.0
+"""Between two looks at the stacks, which must say the same."""
+_UNCERTAIN_LONGEST, _UNCERTAIN_SECONDS = 5.0, 60.0
+"""For a rank that computes or reads, both together: a slow sample, a compilation or a busy disk look like a hang."""
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """All ranks of some pods take steps, and have ended none for longer than their own steps explain."""
+
+    still_seconds: float
+    """Of the one that did a step last."""
+    median_seconds: float
+    longest_seconds: float
+    """Of the slowest ranks' last steps."""
+
+    def __and__(self, other: "Standstill") -> "Standstill":
+        """The standstill of the pods of both."""
+        return Standstill(
+            min(self.still_seconds, other.still_seconds),
+            max(self.median_seconds, other.median_seconds),
+            max(self.longest_seconds, other.longest_seconds),
+        )
+
+
+def standstill_of(status: AgentStatus) -> Standstill | None:
+    """Return how long the ranks of an agent's pod have ended no step; None where one does anything else than steps, its
+    agent does not know how long these take, or the time is not over."""
+    paces = [rank.pace for rank in status.ranks if trains(rank)]
+    known = [pace for pace in paces if pace is not None]
+    if not known or len(known) < len(status.ranks):
+        return None
+    found = Standstill(
+        min(pace.still_seconds for pace in known),
+        max(pace.median_seconds for pace in known),
+        max(pace.longest_seconds for pace in known),
+    )
+    usual = max(_MEDIANS * found.median_seconds, _LONGEST * found.longest_seconds)
+    return found if found.still_seconds >= usual + SLACK_SECONDS else None
+
+
+def suspect(former: Blame | None, latter: Blame | None, standstill: Standstill) -> Suspicion | None:
+    """Return which rank hangs, by two looks at the stacks of all ranks within the standstill of all pods; None where
+    something has moved between them, they tell no rank, or it may just be slow."""
+    if former is None or former != latter:
+        return None
+    least = _UNCERTAIN_SECONDS + _UNCERTAIN_LONGEST * standstill.longest_seconds
+    if not former.certain and standstill.still_seconds < least:
+        return None
+    return Suspicion(former, standstill.still_seconds, standstill.median_seconds)
+
+
+def suspicion_of(status: JobStatus, gang: Gang) -> str | None:
+    """Return the sentence on the rank that seems to hang; None: none does. It says what was known when the rank was
+    named. While nobody says anything, what is known holds.
+
+    gang: of the attempt that the status has been in.
+    """
+    said, live = _sentence(status), gang.observed.live
+    if not in_attempt(status) or status.attempt != gang.attempt:
+        return None
+    if live is None or live.attempt != gang.attempt:
+        return said
+    if live.suspicion is None:
+        return None
+    found, blame = live.suspicion, live.suspicion.blame
+    index = blame.rank // gang.spec.workers.ranks_per_pod
+    pod = next((one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index)), None)
+    if pod is None or gang.missing or not all(one.undisturbed for one in gang.pods):
+        return said
+    return said or (
+        f"rank {blame.rank} ({place_of(pod)}) {blame.why}: no rank has ended a step for {found.still_seconds:.1f} s,"
+        f" and a step takes {found.median_seconds:.3g} s (median)"
+    )
+
+
+def suspicion_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
+    """Return the Event for a rank that is suspected anew in `status`, or not any more though its attempt goes on."""
+    former, said = _sentence(before), _sentence(status)
+    if said is not None and said != former:
+        return (Event(Reason.HANG_SUSPECTED, said, warning=True),)
+    return (Event(Reason.NOT_HANGING, "the ranks take steps again"),) if is_withdrawn(before, status) else ()
+
+
+def is_suspected(before: JobStatus, status: JobStatus) -> bool:
+    """Whether a rank is suspected anew."""
+    return _sentence(status) not in (None, _sentence(before))
+
+
+def is_withdrawn(before: JobStatus, status: JobStatus) -> bool:
+    """Whether no rank is suspected any more though the same ranks run on: it was a false alarm, or the rank goes on."""
+    over = _sentence(before) is not None and _sentence(status) is None
+    restarts = status.progress is not None and status.progress.phase == RankPhase.RESTARTING
+    return over and status.phase == Phase.RUNNING and status.attempt == before.attempt and not restarts
+
+
+def _sentence(status: JobStatus) -> str | None:
+    known = condition(status, ConditionType.HANG_SUSPECTED)
+    return known.message if known is not None and known.status == "True" else None

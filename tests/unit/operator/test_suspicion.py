@@ -1,0 +1,152 @@
+"""Asking the agents of ranks that stand still: who is named, how often they are asked, and what names nobody."""
+
+import json
+
+import pytest
+
+from disttrain_api.report import STOPPED
+from disttrain_operator.agent_client import Agent
+from disttrain_operator.decide.observed import Live
+from tests.builders import UID
+from tests.unit.operator.agent_fleet import STACKS, Fleet, a_pod, an_answer, refuses
+
+
+def a_still_answer(still: float, rank: int = 0, step: int = 5) -> bytes:
+    """That of a pod whose rank takes steps of a second and has ended none for so long."""
+    answer = json.loads(an_answer(phase="Training", step=step))
+    pace = {"stillSeconds": still, "medianSeconds": 1.0, "longestSeconds": 1.0}
+    answer["ranks"][0] |= {"rank": rank, "pace": pace}
+    return json.dumps(answer).encode()
+
+
+class Still(Fleet):
+    """A job of two pods with a rank each. The first waits for the second, which is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(a_pod(), a_pod(1, 1))
+        self.still = {0: 4.5, 1: 4.5}
+        self.blamed = STOPPED
+        self.looks: list[int] = []
+        self.answers = lambda agent: a_still_answer(self.still[agent.index], agent.index)
+        self.stacks = self.look
+
+    def look(self, agent: Agent) -> bytes:
+        self.looks.append(agent.index)
+        waits = json.loads(STACKS)["stacks"]["0"].replace("/a/", "/torch/distributed/")
+        return json.dumps({"stacks": {str(agent.index): self.blamed if agent.index else waits}}).encode()
+
+    async def watch(self) -> Live | None:
+        await self.agents.watch(self._ask)
+        return self.agents.live(UID)
+
+    async def named(self) -> int | None:
+        """The rank that seems to hang, by the next round between those for figures."""
+        live = await self.watch()
+        return None if live is None or live.suspicion is None else live.suspicion.blame.rank
+
+
+async def test_ranks_that_stand_still_are_looked_at_twice_between_rounds_and_the_same_rank_stays_named() -> None:
+    """Red without: the second look, the memory of what was found, the withdrawal."""
+    fleet = Still()
+    fleet.still = {0: 0.5, 1: 0.5}
+    assert await fleet.named() is None
+    assert fleet.asked == [], "before an agent has said that its ranks take steps nobody asks it for that"
+    await fleet.round()
+    fleet.still = {0: 4.5, 1: 4.5}
+    assert await fleet.named() == 1
+    assert (sorted(fleet.looks), fleet.woken) == ([0, 0, 1, 1], [UID, UID])
+    fleet.still = {0: 90.0, 1: 90.0}
+    assert await fleet.named() == 1
+    assert (len(fleet.looks), fleet.woken) == (4, [UID, UID]), "it is known, and nothing new"
+    live = await fleet.round()
+    assert live.suspicion.blame.rank == 1
+    fleet.still = {0: 0.5, 1: 0.5}
+    assert await fleet.named() is None
+    assert fleet.woken == [UID, UID, UID]
+
+
+async def test_between_rounds_figures_of_a_job_are_no_news() -> None:
+    fleet = Still()
+    await fleet.round()
+    fleet.still = {0: 0.5, 1: 0.5}
+    fleet.answers = lambda agent: a_still_answer(0.5, step=6)
+    live = await fleet.watch()
+    assert (live.report.step, live.suspicion) == (5, None)
+
+
+@pytest.mark.parametrize("still", [{0: 4.5, 1: 0.5}, {0: 4.5}], ids=["takes steps", "does not answer"])
+async def test_nobody_is_named_where_a_pod_takes_steps_or_does_not_answer(still: dict[int, float]) -> None:
+    """Another pod's machine was frozen, or is."""
+    fleet = Still()
+    fleet.still = still
+    await fleet.round()
+    assert (await fleet.named(), fleet.looks) == (None, [])
+
+
+async def test_a_pod_whose_clock_is_a_little_behind_is_waited_for() -> None:
+    fleet = Still()
+    fleet.still = {0: 4.1, 1: 3.9}
+    await fleet.round()
+    assert await fleet.named() is None
+    fleet.still = {0: 6.1, 1: 5.9}
+    assert await fleet.named() == 1
+
+
+async def test_nobody_is_named_where_a_step_ends_between_the_looks() -> None:
+    fleet = Still()
+
+    def look(agent: Agent) -> bytes:
+        fleet.still[agent.index] = 0.0
+        return fleet.look(agent)
+
+    fleet.stacks = look
+    live = await fleet.round()
+    assert (live.suspicion, len(fleet.looks)) == (None, 4)
+
+
+async def test_nobody_is_named_where_a_pod_of_the_gang_has_no_agent() -> None:
+    fleet = Still()
+    waiting = a_pod(1, 1, phase="Pending")
+    waiting["metadata"]["resourceVersion"] = "6"
+    fleet.world.pods.observe(waiting)
+    live = await fleet.round()
+    assert (live.suspicion, fleet.looks) == (None, [])
+
+
+async def test_ranks_whose_stacks_tell_nobody_are_soon_looked_at_in_rounds_for_figures_alone() -> None:
+    fleet = Still()
+    fleet.blamed = json.loads(STACKS)["stacks"]["0"].replace("/a/", "/torch/distributed/")
+    await fleet.round()
+    for _ in range(5):
+        assert await fleet.named() is None
+    assert len(fleet.looks) == 2 * 3, "three looks at two pods"
+    await fleet.round()
+    assert len(fleet.looks) == 2 * 4
+    fleet.still = {0: 0.5, 1: 0.5}
+    await fleet.named()
+    fleet.still, fleet.blamed = {0: 4.5, 1: 4.5}, STOPPED
+    assert await fleet.named() == 1, "steps have ended since: it is another standstill"
+
+
+async def test_an_agent_that_does_not_answer_between_rounds_is_not_asked_there_again() -> None:
+    fleet = Still()
+    fleet.still = {0: 0.5, 1: 0.5}
+    await fleet.round()
+    fleet.answers = refuses
+    for _ in range(3):
+        await fleet.watch()
+    assert len(fleet.asked) == 2
+    fleet.answers = lambda agent: a_still_answer(0.5)
+    await fleet.round()
+    await fleet.watch()
+    assert len(fleet.asked) == 4
+
+
+async def test_a_job_whose_ranks_take_no_steps_is_asked_in_rounds_for_figures_alone() -> None:
+    fleet = Still()
+    fleet.still = {0: 0.5, 1: 0.5}
+    await fleet.round()
+    fleet.answers = lambda agent: an_answer(phase="Evaluating")
+    await fleet.round()
+    await fleet.watch()
+    assert len(fleet.asked) == 2
