@@ -13,6 +13,7 @@ in three windows of a minute; with --quick they have 5 s. The reference is the t
 
 import asyncio
 import json
+import random
 import statistics
 import sys
 import time
@@ -26,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), *(str(REPOSITORY / package) for package in ("api", "operator", "trainer_image"))]
 
 from benchmarks import hanging_code, harness
-from benchmarks.local_agents import LocalAgent, asking, polled, world_of
+from benchmarks.local_agents import INTERVAL_SECONDS, LocalAgent, asking, polled, world_of
 from benchmarks.local_job import Job, running
 from benchmarks.local_start import DISTTRAIN
 from disttrain_operator.decide.observed import Stall, Suspicion
@@ -66,38 +67,34 @@ def train(job: Job) -> float:
 
 @dataclass
 class Hang:
-    """A job of which one rank hangs, and what was found."""
+    """A job of which one rank is to hang, and what was found."""
 
     job: Job
     kind: str
     victim: int
     step_seconds: float
-    began: float
     agent: LocalAgent
+    began: float = 0.0
     named: float = 0.0
     suspicion: Suspicion | None = None
     found: float = 0.0
     stall: Stall | None = None
 
-
-def hang(job: Job, kind: str, victim: int) -> Hang:
-    """Have a rank of the job hang."""
-    step_seconds, agent = train(job), LocalAgent.of(job)
-    if kind == "stopped":
-        job.rank(victim).suspend()
-        began = time.perf_counter()
-    else:
-        began = time.perf_counter()
-        Path(job.folder, hanging_code.FAULT).write_text(f"{kind} {victim}")
-    return Hang(job, kind, victim, step_seconds, began, agent)
+    def begin(self) -> None:
+        """Have the rank hang."""
+        self.began = time.perf_counter()
+        if self.kind == "stopped":
+            self.job.rank(self.victim).suspend()
+        else:
+            Path(self.job.folder, hanging_code.FAULT).write_text(f"{self.kind} {self.victim}")
 
 
 async def find(hangs: list[Hang]) -> None:
-    """Return when the operator's code has found all of them."""
+    """Have all of them hang while the operator's code asks, at any moment of its rounds; return when all are found."""
     by_uid = {one.agent.uid: one for one in hangs}
     world, tokens = world_of([one.agent.job for one in hangs]), {uid: one.agent.token for uid, one in by_uid.items()}
 
-    all_found = asyncio.Event()
+    all_known, all_found = asyncio.Event(), asyncio.Event()
 
     def wake(uid: str) -> None:
         live, one = agents.live(uid), by_uid[uid]
@@ -107,12 +104,18 @@ async def find(hangs: list[Hang]) -> None:
             one.found, one.stall = time.perf_counter(), live.stall
         if all(one.stall is not None for one in hangs):
             all_found.set()
+        if all(agents.live(uid) is not None for uid in by_uid):
+            all_known.set()
 
     async with (
         asking(lambda agent: by_uid[agent.job_uid].agent.port) as ask,
         asyncio.timeout(PATIENCE_SECONDS),
         polled(world, tokens, wake, ask) as agents,
     ):
+        await all_known.wait()
+        await asyncio.sleep(random.uniform(0, INTERVAL_SECONDS))
+        for one in hangs:
+            one.begin()
         await all_found.wait()
 
 
@@ -149,7 +152,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         for kind in NAMES:
             for victim in victims:
                 job = jobs.enter_context(running(DISTTRAIN, spec(), files=CODE))
-                hangs.append(hang(job, kind, victim))
+                hangs.append(Hang(job, kind, victim, train(job), LocalAgent.of(job)))
         asyncio.run(find(hangs))
     for kind, name in NAMES.items():
         seen = [one for one in hangs if one.kind == kind]

@@ -11,6 +11,7 @@ from disttrain_api.names import Role
 from disttrain_api.scheduling import SchedulingPolicy
 
 MAX_RESTARTS = 1000
+LEAST_PROGRESS_DEADLINE_SECONDS = 10
 PositiveSeconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -166,9 +167,9 @@ class RunPolicy(ApiModel):
     """When later attempts avoid a node."""
     starting_deadline_seconds: PositiveSeconds | None = None
     """Time from the creation of an attempt's pods until all of them run, before the job fails. Absent: no limit."""
-    progress_deadline_seconds: Annotated[int, Field(ge=60, le=2**31 - 1)] | None = None
-    """Time without a new step, while ranks train, before the gang restarts; longer than between two log lines. Absent:
-    no limit."""
+    progress_deadline_seconds: Annotated[int, Field(ge=LEAST_PROGRESS_DEADLINE_SECONDS, le=2**31 - 1)] | None = None
+    """Time without a new step, while ranks train, before the gang restarts; longer than between two log lines. Below
+    60: once a rank seems to hang, else 60 s. Absent: no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
     """Time for a pod to end after its grace period, or on a dead node after its deletion, before it is
     force-deleted."""

@@ -18,8 +18,9 @@ import aiohttp
 
 from disttrain_api.names import CHECKPOINT_PATH
 from disttrain_api.report import AgentStatus, decode_agent_status
+from disttrain_api.run_policy import LEAST_PROGRESS_DEADLINE_SECONDS
 from disttrain_operator.agent_client import STATUS_PATH, Agent, Ask, agent_of, live_of, over_http
-from disttrain_operator.decide.hang import MIN_SECONDS, exceeds, stall_of
+from disttrain_operator.decide.hang import exceeds, stall_of
 from disttrain_operator.decide.observed import Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.suspicion import LOOKS_APART_SECONDS, standstill_of
@@ -158,10 +159,7 @@ class Agents:
         self._failures.pop(uid, None)
         suspicion = await self._suspicion(agent, status, ask, again=True)
         live = replace(live, taken_request=await self._pass_on_request(agent, live, ask), suspicion=suspicion)
-        stall = stall_of(status)
-        if stall is not None and self._exceeds(uid, stall):
-            live = replace(live, stall=await self._stacks.located(agent, ask, stall))
-        self._keep(uid, live)
+        self._keep(uid, replace(live, stall=await self._stall(agent, status, ask, suspicion)))
 
     async def _ask_beside(self, other: Agent, ask: Ask) -> None:
         """Learn whether the ranks of another worker wait for the first one's, whose agent does not answer."""
@@ -179,8 +177,14 @@ class Agents:
     async def _look_again(self, agent: Agent, ask: Ask) -> None:
         uid = agent.job_uid
         status, live = await self._status(agent, ask), self._live.get(uid)
-        if status is not None and live is not None and live.pod_uid == agent.pod_uid:
-            self._keep(uid, replace(live, suspicion=await self._suspicion(agent, status, ask, again=False)))
+        if status is None or live is None or live.pod_uid != agent.pod_uid:
+            return
+        suspicion = await self._suspicion(agent, status, ask, again=False)
+        live = replace(live, suspicion=suspicion)
+        if suspicion is not None:
+            # Others wait for the next round for figures.
+            live = replace(live, stall=await self._stall(agent, status, ask, suspicion))
+        self._keep(uid, live)
 
     async def _status(self, agent: Agent, ask: Ask) -> AgentStatus | None:
         """What an agent answers; None: nothing that counts. It is then asked less often."""
@@ -238,9 +242,19 @@ class Agents:
         job = self._world.job(uid)
         return job.status.checkpoint.step if job is not None and job.status.checkpoint is not None else None
 
-    def _exceeds(self, uid: str, stall: Stall) -> bool:
-        job = self._world.job(uid) if stall.seconds >= MIN_SECONDS else None
-        return job is not None and job.spec is not None and exceeds(stall, job.spec)
+    async def _stall(self, agent: Agent, status: AgentStatus, ask: Ask, suspicion: Suspicion | None) -> Stall | None:
+        """What the ranks do that have done no step for longer than their job allows."""
+        stall = stall_of(status)
+        job = (
+            self._world.job(agent.job_uid)
+            if stall is not None and stall.seconds >= LEAST_PROGRESS_DEADLINE_SECONDS
+            else None
+        )
+        if stall is None or job is None or job.spec is None:
+            return None
+        if not exceeds(stall, job.spec, suspected=suspicion is not None):
+            return None
+        return await self._stacks.located(agent, ask, stall)
 
     def _beside(self, first: Agent) -> Agent | None:
         """The agent that is asked where the first worker's does not answer; None where the first one's node reports."""

@@ -14,7 +14,7 @@ from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.observed import PodFacts, Stall
 
 MIN_SECONDS = 60
-"""The least that progressDeadlineSeconds may be."""
+"""Ranks of which none is suspected have so long at least, and a pod that became ready."""
 # Ranks report logged steps alone: so many of the pauses between two of them must have passed, too.
 _LOGGED_PAUSES = 3
 _RESTARTS_ALL = (FailureAction.FAIL_JOB, FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
@@ -50,13 +50,17 @@ def _pace(report: RankReport) -> float | None:
     return report.remaining_seconds / left if report.remaining_seconds is not None and left > 0 else None
 
 
-def exceeds(stall: Stall, spec: JobSpec) -> bool:
-    """Return whether they have done no step for longer than the job allows, and than its log needs for some lines."""
+def exceeds(stall: Stall, spec: JobSpec, *, suspected: bool = False) -> bool:
+    """Return whether they have done no step for longer than the job allows, and than its log needs for some lines.
+
+    suspected: whether one of them seems to hang, by the job's own steps. Else a short deadline is not enough.
+    """
     deadline = spec.run_policy.progress_deadline_seconds
     # A trainer of another version may evaluate, too, and say nothing of it.
     if deadline is None or stall.in_training != (spec.progress is None):
         return False
-    return stall.seconds >= max(deadline, _seconds_for_lines(stall, spec))
+    least = deadline if suspected or not stall.in_training else max(deadline, MIN_SECONDS)
+    return stall.seconds >= max(least, _seconds_for_lines(stall, spec))
 
 
 def _seconds_for_lines(stall: Stall, spec: JobSpec) -> float:
@@ -72,7 +76,7 @@ def hang_of(gang: Gang, now: datetime) -> Verdict | None:
     if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.status):
         return None
     incomplete = gang.missing or gang.succeeded or not all(pod.undisturbed for pod in gang.pods)
-    if incomplete or not exceeds(live.stall, gang.spec):
+    if incomplete or not exceeds(live.stall, gang.spec, suspected=live.suspicion is not None):
         return None
     # A machine that was frozen goes on: its pod is ready again before its ranks have reported a step.
     settled = now - timedelta(seconds=MIN_SECONDS + _seconds_for_lines(live.stall, gang.spec))

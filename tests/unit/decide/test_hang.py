@@ -12,7 +12,7 @@ from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.hang import exceeds, stall_of
-from disttrain_operator.decide.observed import Blame, Live, Stall
+from disttrain_operator.decide.observed import Blame, Live, Stall, Suspicion
 from disttrain_operator.decide.reading import observe
 from tests.builders import a_job
 from tests.unit.decide.world import World, a_running_world
@@ -106,6 +106,25 @@ def test_the_deadline_is_never_shorter_than_the_log_is_slow(
     job = a_job(runPolicy=LIMIT, training={"logging": {"interval": interval}})
     assert job.spec is not None
     assert exceeds(replace(STALL, seconds=seconds, seconds_per_step=pace), job.spec) is is_over
+
+
+SHORT = {"progressDeadlineSeconds": 10, "restartBackoffSeconds": 0}
+SUSPICION = Suspicion(Blame(1, "is stopped by a signal, and rank 0 waits in f (a:1)", certain=True), 4.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "suspicion", "hangs"),
+    [(59, None, False), (60, None, True), (9, SUSPICION, False), (10, SUSPICION, False), (30, SUSPICION, True)],
+    ids=["nobody is named", "after a minute", "not yet", "three lines of the log take longer", "a rank is named"],
+)
+def test_a_short_deadline_is_a_minute_unless_a_rank_seems_to_hang(
+    seconds: float, suspicion: Suspicion | None, hangs: bool
+) -> None:
+    world = a_running_world(runPolicy=SHORT)
+    decision = decide_hung(world, stall=replace(STALL, seconds=seconds), suspicion=suspicion)
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert (verdict is not None and verdict.class_ == "Hang") is hangs
 
 
 def decide_hung(world: World, **changes: Any) -> Decision:

@@ -78,8 +78,8 @@ def test_the_rank_that_others_wait_for_is_named(stacks: list[str], rank: int, wh
 @pytest.mark.parametrize(
     "stacks",
     [
-        [], [SILENT], [SILENT, SILENT], [REDUCE], [REDUCE, REDUCE], [LOADING, LOADING], [BARRIER, REDUCE],
-        [BARRIER, BARRIER, REDUCE, REDUCE], [BARRIER, REDUCE, COUNTS],
+        [], [SILENT], [SILENT, SILENT], [STOPPED, STOPPED], [REDUCE], [REDUCE, REDUCE], [LOADING, LOADING],
+        [BARRIER, REDUCE], [BARRIER, BARRIER, REDUCE, REDUCE], [BARRIER, REDUCE, COUNTS],
     ],
     ids=str,
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Asking the agents of ranks that stand still: who is named, how often they are asked, and what names nobody."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,8 @@ def a_still_answer(still: float, rank: int = 0, step: int = 5) -> bytes:
 class Still(Fleet):
     """A job of two pods with a rank each. The first waits for the second, which is stopped."""
 
-    def __init__(self) -> None:
-        super().__init__(a_pod(), a_pod(1, 1))
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(a_pod(), a_pod(1, 1), **spec)
         self.still = {0: 4.5, 1: 4.5}
         self.blamed = STOPPED
         self.looks: list[int] = []
@@ -63,6 +64,27 @@ async def test_ranks_that_stand_still_are_looked_at_twice_between_rounds_and_the
     fleet.still = {0: 0.5, 1: 0.5}
     assert await fleet.named() is None
     assert fleet.woken == [UID, UID, UID]
+
+
+async def test_a_rank_that_seems_to_hang_is_found_at_a_short_deadline_between_rounds() -> None:
+    """Red where a deadline below a minute counts without a suspicion, or is looked at in rounds for figures alone."""
+    fleet = Still(runPolicy={"progressDeadlineSeconds": 10})
+    seconds = 9.0
+
+    def answer(agent: Agent) -> bytes:
+        found = json.loads(a_still_answer(fleet.still[agent.index], agent.index))
+        found["ranks"][0]["secondsSinceStep"] = seconds
+        return json.dumps(found).encode()
+
+    fleet.answers = answer
+    assert (await fleet.round()).stall is None
+    seconds = 10.0
+    live = await fleet.watch()
+    assert (live.suspicion.blame.rank, live.stall.seconds, live.stall.blame.rank) == (1, 10.0, 1)
+    fleet.still = {0: 0.5, 1: 0.5}
+    assert (await fleet.watch()).suspicion is None
+    live = await fleet.round()
+    assert (live.suspicion, live.stall) == (None, None)
 
 
 async def test_between_rounds_figures_of_a_job_are_no_news() -> None:
