@@ -104,6 +104,48 @@ def test_an_agent_says_where_its_ranks_are(asked: Pod) -> None:
     let_go(asked)
 
 
+def test_an_agent_says_how_a_rank_gets_on_while_it_takes_steps(pod: Pod) -> None:
+    pod.changes |= {Env.AGENT_PORT: str(a_port())}
+    (pod.folder / "token").write_text(JOB_TOKEN)
+    pod.start(
+        f"""
+        from disttrain_trainer.runtime.step_times import StepTimes
+        report(step=20, totalSteps=90, phase="Training", loss=0.5)
+        times = StepTimes(rank, pathlib.Path(os.environ["{Env.REPORT_DIR}"]))
+        with times.counted():
+            for _ in range(20):
+                times.stepped()
+            ready()
+            while not (folder / "on").exists():
+                time.sleep(0.01)
+        note("rests")
+        while not (folder / "done").exists():
+            time.sleep(0.01)
+        """
+    ).until_ready()
+    pace = status_of(pod).ranks[0].pace
+    assert 0 <= pace.median_seconds <= pace.longest_seconds
+    (pod.folder / "on").touch()
+    pod.until(lambda: bool(pod.seen("rests")), "the rank takes no steps any more")
+    assert status_of(pod).ranks[0].pace is None
+    let_go(pod)
+
+
+def test_an_agent_looks_at_the_times_of_steps_without_being_asked(pod: Pod) -> None:
+    """Red where nothing looks between two requests: no more than a second would count of the time between them. The
+    rank goes on when its agent has opened the file, which is a pipe here."""
+    pod.start(
+        f"""
+        path = pathlib.Path(os.environ["{Env.REPORT_DIR}"], f"rank-{{rank}}.steps")
+        os.mkfifo(path)
+        pipe = os.open(path, os.O_WRONLY)
+        path.unlink()
+        os.close(pipe)
+        """
+    )
+    assert pod.wait() == 0, pod.log
+
+
 def test_an_agent_says_how_often_its_ranks_have_started_again_and_that_they_have_not_come_back(pod: Pod) -> None:
     port = {Env.AGENT_PORT: str(a_port()), Env.JOB_UID: "uid-1", Env.ATTEMPT: "3"}
     alone = {Env.NODE_RANK: "0", Env.WORLD_SIZE: "1"}
