@@ -12,10 +12,11 @@ import sys
 from aiohttp import web
 
 from disttrain_api.names import TOKEN_HEADER
-from disttrain_api.report import AgentStatus, CheckpointReport, RankPhase, RankReport, RankStatus
+from disttrain_api.report import AgentStatus, CheckpointReport, RankPhase, RankReport, RankStatus, StepPace
 
 RANKS = 8
 """Ranks of a pod."""
+_PACE = StepPace(still_seconds=0.1, median_seconds=0.5, longest_seconds=0.6)
 _CHECKPOINT = CheckpointReport(step=1, path="/storage/checkpoints/step-1", time="2026-01-01T00:00:00Z")
 
 
@@ -29,7 +30,11 @@ async def serve() -> None:
         )  # fmt: skip
         ranks = [
             RankStatus(
-                rank=rank, pid=1000 + rank, seconds_since_step=0.5, report=report.model_copy(update={"rank": rank})
+                rank=rank,
+                pid=1000 + rank,
+                seconds_since_step=0.5,
+                report=report.model_copy(update={"rank": rank}),
+                pace=_PACE,
             )
             for rank in range(RANKS)
         ]

@@ -18,7 +18,7 @@ from disttrain_operator.decide.observed import Blame, Suspicion
 _MEDIANS, _LONGEST = 3.0, 1.5
 SLACK_SECONDS = 1.0
 """Beyond so many medians of a step, and so many times the longest of the last steps, whichever is more."""
-LOOKS_APART_SECONDS = 1.0
+LOOKS_APART_SECONDS = 0.5
 """Between two looks at the stacks, which must say the same."""
 _UNCERTAIN_LONGEST, _UNCERTAIN_SECONDS = 5.0, 60.0
 """For a rank that computes or reads, both together: a slow sample, a compilation or a busy disk look like a hang."""
