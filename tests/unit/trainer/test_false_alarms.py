@@ -185,11 +185,16 @@ class Hours:
             # One rank waits for its disk or a sample.
             self.blame = READS
             own[chance.randrange(4)] += chance.uniform(0, 60)
-        self.pass_time(max(usual, *own))
+        whole, done = max(usual, *own), 1.0
         if 0.03 <= event < 0.04:
+            # Amid a step, of which there is more to do when the machine goes on.
+            done = chance.random()
+            self.pass_time(done * whole)
             before = self.now
             pod = self.freeze(chance.choice([chance.uniform(0, 40), chance.uniform(0, 1500)]))
             own[2 * pod] += self.now - before
+            done = 1.0 - done
+        self.pass_time(done * whole)
         for times in self.times:
             times.stepped()
         self.blame = WAITS
