@@ -55,7 +55,8 @@ def _line(request: Request, job: Path) -> str:
     config = job_config(Planned(metadata.name, metadata.namespace or "default", spec))
     assert config is not None
     job.write_text(json.dumps(config.model_dump(mode="json", by_alias=True, exclude_none=True)))
-    shape = {"ranks": spec.world_size, "ranks_per_pod": spec.workers.ranks_per_pod}
+    servers = spec.parameter_servers.replicas if spec.parameter_servers is not None else 0
+    shape = {"ranks": spec.world_size, "ranks_per_pod": spec.workers.ranks_per_pod, "servers": servers}
     return json.dumps({"job": str(job), "rank": request.rank, **shape}) + "\n"
 
 

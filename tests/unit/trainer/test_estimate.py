@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,8 +16,25 @@ from disttrain_trainer.runtime.config import Config, resolve
 from tests.unit.trainer.worlds import job, run_ranks
 
 SHARD, CONTEXT, TENSOR = "dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree"
+EXPERT = {SHARD: 2, "expertParallelDegree": 2}
 ADAM = {"name": "AdamW", "learningRate": 0.01}
 GPT = {"name": "gpt", "config": {"layers": 3, "heads": 4, "width": 64}}
+UNTIED = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
+# The more experts, the less the load of ranks differs.
+MIXTURE = {"name": "gpt", "config": {**UNTIED["config"], "experts": 32}}
+# gloo lets go of what it has sent between two layers a moment later: up to two messages, of many here.
+DEEP = {"name": "gpt", "config": {**GPT["config"], "layers": 16}}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LORA = {"name": "transformers", "config": {"config": LLAMA, "lora": {"rank": 4}}}
 TRAINING = {
     "model": GPT,
     "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 64, "sequenceLength": 32}},
@@ -33,18 +51,26 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2, recomputed": ({}, {"activationCheckpointing": "Full"}),
     "dp2, selectively recomputed": ({}, {"activationCheckpointing": "Selective"}),
     "dp2, bfloat16, accumulated": ({}, {"precision": "BF16", "gradientAccumulationSteps": 4}),
+    "dp2, static graph": ({"dataParallel": {"staticGraph": True}}, {}),
+    "dp2, LoRA": ({}, {"model": LORA}),
     "fsdp2": ({SHARD: 2}, {}),
     "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
+    "dp2 x fsdp2": ({"dataParallelReplicateDegree": 2, SHARD: 2}, {}),
+    "fsdp2 + ep2": (EXPERT, {"model": MIXTURE}),
     "cp2": ({CONTEXT: 2}, {}),
     "cp2, ring": ({CONTEXT: 2, "contextParallelMethod": "Ring"}, {}),
     "pp2": ({"pipelineParallelDegree": 2}, {}),
     "pp2, GPipe": ({"pipelineParallelDegree": 2, "pipeline": {"schedule": "GPipe", "microbatches": 4}}, {}),
-    "tp2": ({TENSOR: 2}, {}),
-    "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {"activationCheckpointing": "Full"}),
+    "pp2, interleaved": (
+        {"pipelineParallelDegree": 2, "pipeline": {"schedule": "Interleaved1F1B", "microbatches": 4}},
+        {"model": UNTIED},
+    ),
+    "tp2": ({TENSOR: 2}, {"model": DEEP}),
+    "tp2, sequence": ({TENSOR: 2, "sequenceParallel": True}, {"activationCheckpointing": "Full", "model": DEEP}),
 }
-BETWEEN_RANKS = 0.2
-"""gloo lets what it has sent between two layers go a moment later: the same run holds a tenth more or less."""
+RANKS = {"dp2 x fsdp2": 4}
+"""Others have two."""
 HELD = ("parameters", "buffers", "gradients", "optimizer_state")
 
 
@@ -71,31 +97,38 @@ def looks_while_it_is_built() -> nn.Module:
 
 
 def estimated(
-    training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0, ranks_per_pod: int = 1
+    training: dict[str, Any],
+    ranks: int,
+    parallelism: dict[str, Any],
+    rank: int = 0,
+    ranks_per_pod: int = 1,
+    servers: int = 0,
 ) -> Estimate:
     config = JobConfig.model_validate(job(training, parallelism=parallelism))
     mesh, batch = resolve(config, ranks, ranks_per_pod)
     local = rank % ranks_per_pod
-    return estimate(Config(config, mesh, batch, rank, local, ranks, ranks_per_pod))
+    return estimate(Config(config, mesh, batch, rank, local, ranks, ranks_per_pod, servers=("",) * servers))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
     parallelism, changes = LAYOUTS[layout]
-    training = {**TRAINING, **changes}
+    training, ranks = {**TRAINING, **changes}, RANKS.get(layout, 2)
     where = {"HELD_BYTES": str(tmp_path), "module": "tests.unit.trainer.held_bytes"}
-    for rank in run_ranks(tmp_path / "world", job(training, parallelism=parallelism), 2, **where):
+    for rank in run_ranks(tmp_path / "world", job(training, parallelism=parallelism), ranks, **where):
         assert rank.code == 0, rank.err
-    for rank in range(2):
-        real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        found = estimated(training, 2, parallelism, rank)
+    reals = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    for rank, real in enumerate(reals):
+        found = estimated(training, ranks, parallelism, rank)
         assert {name: getattr(found, name) for name in HELD} == {name: real[name] for name in HELD}
-        near = {"rel": BETWEEN_RANKS if TENSOR in parallelism else 0.05}
         # A pipeline's first forward passes end where its first backward pass begins, which is torch's to know.
         if "activations" in real:
-            assert found.activations == pytest.approx(real["activations"], **near)
-        assert found.peak == pytest.approx(real["peak"], **near)
+            # What one rank of an expert group has too much another one has not.
+            own = fmean(one["activations"] for one in reals) if found.assumed else real["activations"]
+            assert found.activations == pytest.approx(own, rel=0.05)
+        assert found.peak == pytest.approx(real["peak"], rel=0.05)
         assert found.unknown is None
+        assert (found.assumed is not None) == ("ep2" in layout)
 
 
 def test_an_optimizer_that_computes_with_values_is_followed() -> None:
@@ -125,18 +158,15 @@ def test_ranks_that_do_not_exist_cost_nothing() -> None:
     [
         ({"pipelineParallelDegree": 2, "pipeline": {"split": "Time"}}, {}, "a measurement alone"),
         ({"dataParallel": {"mode": "BMUF", "bmuf": {"period": 8}}}, {}, "mode BMUF"),
-        ({"dataParallel": {"compression": {"name": "FP16"}}}, {}, "compression of gradients"),
         ({"devicesPerProcess": 2, "dataParallelReplicateDegree": 2}, {}, "`devicesPerProcess`"),
         ({SHARD: 2}, {"offload": {"parameters": True}}, "`training.offload`"),
-        ({SHARD: 2, "expertParallelDegree": 2}, {"model": {"name": "gpt", "config": {"experts": 4}}}, "which expert"),
         ({}, {"model": {"entrypoint": f"{__name__}:looks_at_values"}}, "cannot be followed without values"),
         ({}, {"data": {"name": "corpus", "config": {"path": "/nowhere", "sequenceLength": 32}}}, "data cannot be"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_followed_is_named_and_the_rest_is_known(parallelism, changes, reason):
-    untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
-    found = estimated({**TRAINING, "model": untied, **changes}, 2, parallelism)
+    found = estimated({**TRAINING, "model": UNTIED, **changes}, 2, parallelism)
     assert found.unknown is not None
     assert reason in found.unknown
     assert (found.activations, found.peak) == (None, None)
@@ -148,15 +178,13 @@ def test_what_cannot_be_followed_is_named_and_the_rest_is_known(parallelism, cha
     ("parallelism", "changes", "reason"),
     [
         ({"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}}, {}, "PipeDream keeps versions"),
-        ({"dataParallel": {"mode": "ParameterServer"}}, {}, "with parameter servers"),
         ({}, {"model": {"entrypoint": f"{__name__}:looks_while_it_is_built"}}, "looks at values while it is built"),
     ],
-    ids=["PipeDream", "parameter servers", "values"],
+    ids=["PipeDream", "values"],
 )
 def test_what_is_not_built_is_reported(parallelism: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
-    untied = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
     with pytest.raises(NotFollowedError, match=reason):
-        estimated({**TRAINING, "model": untied, **changes}, 2, parallelism)
+        estimated({**TRAINING, "model": UNTIED, **changes}, 2, parallelism)
 
 
 def test_a_model_that_is_built_without_memory_is_never_whole() -> None:

@@ -13,12 +13,24 @@ from disttrain_trainer.collectives.schedules import SCHEDULES
 from disttrain_trainer.estimate.counter import Message, operation_of
 from disttrain_trainer.estimate.step import StepWork
 from disttrain_trainer.models.gpt.model import Gpt
-from tests.unit.trainer.test_estimate import CONTEXT, GPT, SHARD, TENSOR, TRAINING, estimated
+from tests.unit.trainer.server_jobs import a_job, ended
+from tests.unit.trainer.test_estimate import CONTEXT, EXPERT, GPT, SHARD, TENSOR, TRAINING, estimated
 from tests.unit.trainer.worlds import job, run_ranks
 
 LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}
 PIPELINE = {"pipelineParallelDegree": 2}
 UNTIED = {"model": {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}}
+# Every token goes to every expert, and no batch is padded, whose tokens would go to none: data make no difference.
+EVEN = {
+    "model": {"name": "gpt", "config": {**UNTIED["model"]["config"], "experts": 2, "expertsPerToken": 2}},
+    "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 1600, "sequenceLength": 32}},
+}
+
+
+def compressed(name: str, **settings: Any) -> dict[str, Any]:
+    return {"dataParallel": {"compression": {"name": name, **settings}}}
+
+
 # parallelism, changes of the training
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": ({}, {}),
@@ -33,13 +45,26 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp2, interleaved": ({**PIPELINE, "pipeline": {"schedule": "LoopedBFS"}}, UNTIED),
     "pp2, zero bubble": ({**PIPELINE, "pipeline": {"schedule": "ZBVZeroBubble"}}, UNTIED),
     "local sgd": (LOCAL, {}),
+    "fsdp2 + ep2": (EXPERT, EVEN),
+}
+# So wide that the training loop's own sums, of 1.5 KiB with their headers, are little beside a bit for each number.
+WIDE = {"model": {"name": "gpt", "config": {**GPT["config"], "width": 128}}}
+COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dp2, FP16": (compressed("FP16"), WIDE),
+    "dp2, FP16 in a ring": ({"dataParallel": {"allReduce": "Ring", "compression": {"name": "FP16"}}}, WIDE),
+    "dp2, BF16": (compressed("BF16"), WIDE),
+    "dp2, Int8": (compressed("Int8"), WIDE),
+    "dp2, OneBit": (compressed("OneBit"), WIDE),
+    "dp2, TopK": (compressed("TopK", ratio=0.1), WIDE),
+    "dp2, RandomK": (compressed("RandomK", ratio=0.1), WIDE),
+    "dp2, PowerSGD": (compressed("PowerSGD", rank=8), WIDE),
 }
 
 
 def work_of(
-    training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0, pods: int = 1
+    training: dict[str, Any], ranks: int, parallelism: dict[str, Any], rank: int = 0, pods: int = 1, servers: int = 0
 ) -> StepWork:
-    found = estimated(training, ranks, parallelism, rank, ranks // pods if pods > 1 else 1)
+    found = estimated(training, ranks, parallelism, rank, ranks // pods if pods > 1 else 1, servers)
     assert found.work is not None, found.unknown
     return found.work
 
@@ -51,9 +76,9 @@ def sent_by_gloo(one: Message) -> float:
     return factor * one.bytes / one.every
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *COMPRESSED])
 def test_sockets_send_what_was_estimated(tmp_path: Path, layout: str) -> None:
-    parallelism, changes = LAYOUTS[layout]
+    parallelism, changes = (LAYOUTS | COMPRESSED)[layout]
     training = {**TRAINING, "steps": 100, **changes}
     where = {"SENT_BYTES": str(tmp_path), "module": "tests.unit.trainer.sent_bytes"}
     for rank in run_ranks(tmp_path / "world", job(training, parallelism=parallelism), 2, **where):
@@ -72,6 +97,34 @@ def test_ranks_share_what_one_would_compute(layout: str) -> None:
     for _ in range(2):
         # What DTensor looks up the first time is not counted either.
         assert sum(work_of(training, 2, parallelism, rank).flops for rank in range(2)) == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"compression": {"name": "TopK", "ratio": 0.1}},
+        {"compression": {"name": "OneBit"}},
+        {"compression": {"name": "FP16"}},
+        {"parameterServer": {"push": "Parameters"}},
+    ],
+    ids=["gradients", "TopK", "OneBit", "FP16", "parameters"],
+)
+def test_workers_push_and_pull_what_was_estimated(tmp_path: Path, settings: dict[str, Any]) -> None:
+    training = {**TRAINING, "steps": 6, "logging": {"interval": 1}}
+    with a_job(tmp_path, training, servers=2, **settings) as running:
+        for rank, worker in enumerate(running.workers):
+            assert ended(worker, rank)[0] == 0, worker.text(rank, "err")
+    parallelism = {"dataParallel": {"mode": "ParameterServer", **settings}}
+    found = work_of(training, 2, parallelism, servers=2).servers
+    assert found is not None
+    assert (found.workers, found.servers) == (2, 2)
+    lines = [line for line in running.lines() if "comm/gradient_bytes" in line][1:-1]
+    assert lines
+    # The leader may have had one part of a step or both; who updates the parameters has the optimizer's state, too.
+    assert {line["comm/gradient_bytes"] % found.pushed for line in lines} == {0}
+    pulled = found.pulled if settings.get("parameterServer") is None else estimated(TRAINING, 1, {}).parameters
+    assert {line["servers/pulled_bytes"] % pulled for line in lines} == {0}
 
 
 def test_a_step_has_the_flops_that_the_model_says() -> None:

@@ -1,7 +1,7 @@
 """`python -m disttrain_trainer.estimate REQUESTS RESULTS`: what ranks need, a line of JSON for each line of requests.
 
-Files, since code of the user may print. A request is an object: `job`, the path of a job.json, `rank`, `ranks` and
-`ranks_per_pod`.
+Files, since code of the user may print. A request is an object: `job`, the path of a job.json, `rank`, `ranks`,
+`ranks_per_pod` and `servers`, the number of parameter servers.
 """
 
 import argparse
@@ -35,7 +35,17 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         job = read_job(Path(request["job"]))
         mesh, batch = resolve(job, request["ranks"], ranks_per_pod)
-        config = Config(job, mesh, batch, rank, rank % ranks_per_pod, request["ranks"], ranks_per_pod)
+        config = Config(
+            job,
+            mesh,
+            batch,
+            rank,
+            rank % ranks_per_pod,
+            request["ranks"],
+            ranks_per_pod,
+            # Their addresses make no difference.
+            servers=("",) * request["servers"],
+        )
         return asdict(estimate(config))
     except NotFollowedError as error:
         return {"rank": rank, "unknown": str(error)}

@@ -32,10 +32,20 @@ _OPERATIONS = {
     "send": SEND,
 }
 _NAMESPACES = ("c10d::", "_c10d_functional::", "_dtensor::")
+
+
+def _grouped_flop(one: Tensor, other: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
+    """Those of the products of each group's matrices."""
+    if one.dim() == other.dim() == 2:
+        return 2 * one.numel() * other.shape[-1]
+    return 2 * out_val.numel() * one.shape[-1]
+
+
 # torch's own table has those of GPUs alone.
 _FLOPS: Mapping[Any, Any] = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    torch.ops.aten._grouped_mm: _grouped_flop,
 }
 
 Key = tuple[str, tuple[int, ...]]

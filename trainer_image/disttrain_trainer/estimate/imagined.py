@@ -1,6 +1,6 @@
 """A rank of a simulated world: its process groups send nothing, and there are no other ranks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,7 +61,7 @@ class Buckets:
     """
 
     def __init__(self, counter: WorkCounter, algorithm: AllReduce = AllReduce.BACKEND) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []
         self.averaging = False
         """Whether the next backward pass averages; what others leave lies outside the buckets until then."""
         self._counter, self._algorithm = counter, algorithm
@@ -69,28 +70,42 @@ class Buckets:
         self._pending, self._limit = 0, FIRST_BUCKET_BYTES
         self._buffers = 0
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is held from step to step."""
+        return self._tensors
+
+    def begin(self, mode: FakeTensorMode) -> None:
+        """Be as after the first steps."""
+
     def average(self, module: nn.Module, world: World) -> nn.Module:
         """The module, its gradients kept in buckets from each backward pass on; see `parallelise`."""
         if world.parts > 1:
             self._ranks = tuple(dist.get_process_group_ranks(world.device_mesh.get_group("replicate")))
             self._index = self._ranks.index(world.rank)
             self._buffers = sum(buffer.nbytes for buffer in module.buffers())
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._bucket_of(parameter))
+            self._prepare([parameter for parameter in module.parameters() if parameter.requires_grad], world)
         return module
 
     def end_pass(self) -> None:
         """Count what the last bucket sends, and the buffers, which DDP shares once in a step."""
-        if self._pending:
-            self._send()
+        self._finish()
         if self.averaging and self._buffers:
             self._counter.add("broadcast", self._ranks, self._buffers)
+
+    def _prepare(self, parameters: Sequence[nn.Parameter], world: World) -> None:
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._bucket_of(parameter))
+
+    def _finish(self) -> None:
+        """Send what is left."""
+        if self._pending:
+            self._send()
         self._limit = FIRST_BUCKET_BYTES
 
     def _bucket_of(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
         bucket = torch.empty_like(parameter, requires_grad=False)
-        self.tensors.append(bucket)
+        self._tensors.append(bucket)
 
         def put(found: torch.Tensor) -> None:
             if self.averaging:

@@ -14,13 +14,16 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from disttrain_api.parallelism import DataParallelMode, PipelineSplit
+from disttrain_api.parallelism import PipelineSplit
 from disttrain_api.pipeline import is_flushless
 from disttrain_trainer.build import assemble, build_sampler
 from disttrain_trainer.data.batches import Datasets, load_microbatch
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.estimate.counter import WorkCounter
+from disttrain_trainer.estimate.hooked import HookedBuckets
 from disttrain_trainer.estimate.imagined import Buckets, ValuesOfOne, imagined_world
+from disttrain_trainer.estimate.served import cannot_push, has_servers, of_worker, updates
+from disttrain_trainer.estimate.shapes import Shapes, spread_tokens_evenly
 from disttrain_trainer.estimate.stages import Boundary, boundaries_of
 from disttrain_trainer.estimate.step import StepWork, kept_by, take_step
 from disttrain_trainer.runtime.config import Config
@@ -34,6 +37,7 @@ from disttrain_trainer.tasks.supervised import Supervised
 
 DYNAMIC = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """What FakeTensorMode raises where values are asked for."""
+EVEN_EXPERTS = "every expert gets as many tokens, which data alone say"
 
 
 class NotFollowedError(Exception):
@@ -57,6 +61,8 @@ class Estimate:
     """The whole model, which a rank holds before it is cut; none with `metaDevice`."""
     unknown: str | None = None
     """Why activations and peak are not known."""
+    assumed: str | None = None
+    """What data alone would say, and what was taken for it."""
     work: StepWork | None = None
     """None where no step could be followed; then `unknown` says why."""
 
@@ -78,12 +84,15 @@ def estimate(config: Config) -> Estimate:
     data, missing = _data_of(task)
     if isinstance(task, Supervised):
         task.fill_up()
-    with imagined_world(config) as world:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with imagined_world(of_worker(config)) as world:
+        mode = Shapes()
         counter = WorkCounter()
-        buckets = Buckets(counter, config.job.parallelism.data_parallel.all_reduce)
+        settings = config.job.parallelism.data_parallel
+        compressed = settings.compression is not None and not has_servers(config)
+        buckets = HookedBuckets(counter, config) if compressed else Buckets(counter, settings.all_reduce)
         module = _model(task, config, mode)
         whole = _bytes([*module.parameters(), *module.buffers()])
+        has_experts = spread_tokens_evenly(module)
         # Not inside the mode: meshes are made of tensors, whose values count. What is made of the model has none.
         sampler = build_sampler(data, config, world)
         boundaries: list[Boundary] = []
@@ -95,12 +104,14 @@ def estimate(config: Config) -> Estimate:
             except DYNAMIC as error:
                 reason = _without_values(error)
         state = assemble(task, data, sampler, module, config, world, average=buckets.average)
+        spread_tokens_evenly(module)
         parameters, buffers = _bytes(state.module.parameters()), _bytes(state.module.buffers())
         # Before the step, which would leave parameters whole where it fails.
         gradients, kept = _held(state, mode)
+        kept = kept if updates(config) else 0
         found, beside = None, _memory_beside(config)
-        if reason is None and state.routing.layers:
-            reason = "which tokens go to which expert is known from data alone"
+        if reason is None and has_servers(config):
+            reason = cannot_push(state, world)
         if reason is None and missing is None:
             try:
                 found = take_step(state, world, config, mode, buckets, counter, boundaries)
@@ -116,6 +127,7 @@ def estimate(config: Config) -> Estimate:
             peak=None if found is None or beside else found.peak,
             building=0 if on_meta else whole,
             unknown=reason or missing or beside,
+            assumed=EVEN_EXPERTS if has_experts and found is not None else None,
             work=None if found is None else found.work,
         )
 
@@ -128,8 +140,6 @@ def cannot_follow(config: Config) -> str | None:
         return "stages that take equal times (`pipeline.split`) are known from a measurement alone"
     if (parallelism.devices_per_process or 1) > 1:
         return "a rank with several devices (`devicesPerProcess`) spreads the model over them"
-    if parallelism.data_parallel.compression is not None:
-        return "compression of gradients (`dataParallel.compression`) keeps what it left out"
     offload = training.offload
     if offload.parameters or offload.activations:
         return "`training.offload` keeps a part in the host's memory"
@@ -143,6 +153,10 @@ def _without_values(error: Exception) -> str:
 def _memory_beside(config: Config) -> str | None:
     """Why the memory of a step is not known though it is computed; None where it is."""
     data_parallel = config.job.parallelism.data_parallel
+    if has_servers(config):
+        return "with parameter servers a worker's memory depends on what it pulls at a time"
+    if data_parallel.compression is not None:
+        return "compression of gradients (`dataParallel.compression`) decodes in threads of the backend, at any time"
     if data_parallel.relaxed is None:
         return None
     return f"mode {data_parallel.mode.value} keeps what replicas train from beside the model"
@@ -150,8 +164,6 @@ def _memory_beside(config: Config) -> str | None:
 
 def _followed(config: Config) -> Config:
     """The config without what changes how tensors are made but not how large they are. Raises NotFollowedError."""
-    if config.job.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
-        raise NotFollowedError("with parameter servers a worker's memory depends on what it pulls at a time")
     if is_flushless(config.job.parallelism):
         raise NotFollowedError("PipeDream keeps versions of the parameters for microbatches under way")
     training = config.training

@@ -4,6 +4,7 @@ torch's own schedules would wait for shapes and values of other ranks.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Schedule1F1B
 
 from disttrain_api.pipeline import SPLIT_BACKWARD_SCHEDULES, microbatches_of, schedule_of
 from disttrain_trainer.estimate.counter import SEND, WorkCounter
+from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.optim.precision import build_precision
 from disttrain_trainer.parallel.layers import one_tensor
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
@@ -90,6 +92,9 @@ class ImaginedSchedule:
         self._rank_of = [group[index] for index in pipeline._index_of]
         self._stages = {stage.stage_index: stage for stage in stages_of(pipeline._schedule)}
         self._loss_of = pipeline._loss_of
+        # What is sent stays until a pass is over; 1F1B alone waits for each message before the next one.
+        self._keeps_sent = not isinstance(pipeline._schedule, Schedule1F1B)
+        self._sent: list[Tensor] = []
         count = range(pipeline._microbatches)
         # As torch does: one buffer for each message that comes, from the first step on.
         self._inputs = {
@@ -114,7 +119,9 @@ class ImaginedSchedule:
             at = action.stage, action.microbatch
             if action.kind is Kind.FORWARD:
                 x = self._inputs[at].detach().requires_grad_() if action.stage else chunks[action.microbatch]
-                out = end = self._stages[action.stage].submod(x)
+                stage = self._stages[action.stage]
+                with self._routing(RoutingOfStep.microbatch, action.microbatch):
+                    out = end = stage.submod(x)
                 if action.stage == len(self._boundaries):
                     end = self._loss_of(out, action.microbatch)  # type: ignore[arg-type]
                     losses.append(end)
@@ -127,19 +134,30 @@ class ImaginedSchedule:
                     self._forward_done()
                     returning = True
                 x, out, end = held.pop(at)
-                torch.autograd.backward(end, self._gradients.get(at))
+                with self._routing(RoutingOfStep.again, action.microbatch):
+                    torch.autograd.backward(end, self._gradients.get(at))
                 if action.stage:
                     assert x.grad is not None
                     self._send(x.grad, action.stage - 1)
                 del x, out, end
         for stage in self._stages.values():
             stage.perform_reduce_grad(1)
+        self._sent.clear()
         self._pass_done()
+
+    def _routing(
+        self, context: Callable[[RoutingOfStep, Tensor], AbstractContextManager[None]], number: int
+    ) -> AbstractContextManager[None]:
+        """As torch's stages of the trainer: what layers with experts learn of the microbatch."""
+        routing = self._pipeline.routing
+        return context(routing, self._pipeline._batches[number].weights) if routing.layers else nullcontext()
 
     def _send(self, tensor: Tensor, stage: int) -> None:
         peer = self._rank_of[stage]
         if peer != self._rank:
             self._counter.add(SEND, tuple(sorted((peer, self._rank))), tensor.numel() * tensor.element_size())
+            if self._keeps_sent:
+                self._sent.append(tensor)
 
     def _leave_gradients(self, submodule: nn.Module) -> None:
         """As torch's stages: FSDP2 reduces them after the last microbatch."""

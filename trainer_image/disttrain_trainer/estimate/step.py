@@ -10,6 +10,7 @@ from disttrain_trainer.data.batches import Microbatch, load_microbatch, map_tens
 from disttrain_trainer.estimate.counter import Count, Message, WorkCounter, messages
 from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
+from disttrain_trainer.estimate.served import ServerTraffic, has_servers, spread, traffic_of
 from disttrain_trainer.estimate.stages import Boundary, Bubble, ImaginedSchedule, bubble_of
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.runtime.config import Config
@@ -30,6 +31,8 @@ class StepWork:
     messages: list[Message]
     bubble: Bubble | None = None
     """None without a pipeline."""
+    servers: ServerTraffic | None = None
+    """None without parameter servers."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def take_step(
     passes = config.batch.accumulation
     computed = min(passes, PASSES)
     batches = [_without_values(batch, mode) for batch in _microbatches(state, world, computed * config.batch.pipeline)]
+    buckets.begin(mode)
     meter = StorageMeter()
     meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
     meter.show(buckets.tensors)
@@ -85,6 +89,8 @@ def take_step(
             state.replicas.settle_gradients(state.replicas.plan.summed_steps)
         clip_gradients(state, 1.0, world)
         state.precision.update(state.optimizer, None)
+        if has_servers(config):
+            spread(state, world, mode)
     total = counter.take()
     for count in counts:
         total = total.plus(count)
@@ -92,7 +98,8 @@ def take_step(
     pods = config.local_world_size
     sent = [*messages(total, world, pods), *_meetings(state, world, mode, counter, pods)]
     bubble = bubble_of(pipeline) if isinstance(pipeline, Pipeline) else None
-    return Taken(added[0], meter.peak, StepWork(total.flops, sent, bubble))
+    served = traffic_of(state, config, mode) if has_servers(config) else None
+    return Taken(added[0], meter.peak, StepWork(total.flops, sent, bubble, served))
 
 
 def _meetings(

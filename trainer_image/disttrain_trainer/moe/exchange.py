@@ -27,14 +27,19 @@ class Exchange:
         leaving = counts.view(ranks, -1)
         arriving = torch.empty_like(leaving)
         dist.all_to_all_single(arriving, leaving, group=self.experts)
-        sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
+        sent, received = self.rows(leaving, len(tokens)), self.rows(arriving, len(tokens))
         arrived = _AllToAll.apply(tokens, sent, received, self.experts)
         # They come by rank and then by expert; the experts want them by expert.
         expert = torch.arange(leaving.shape[1], device=tokens.device).repeat(ranks)
-        order = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
+        order = expert.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
         results = experts(arrived.index_select(0, order), arriving.sum(0))
         back = results.index_select(0, order.argsort())
         return _AllToAll.apply(back, received, sent, self.experts)
+
+    def rows(self, counts: Tensor, own: int) -> list[int]:
+        """[R, E / R] -> how many rows go to each rank, or come from it. own: rows of this rank."""
+        found: list[int] = counts.sum(1).tolist()
+        return found
 
     def share(self, tokens: int, device: torch.device) -> Tensor:
         """[N] of bool: the tokens that this rank sends; those of a tensor group share them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from disttrain_trainer.moe.exchange import Exchange
-from disttrain_trainer.moe.routing import Choice, admit, balance_losses, by_expert, choose, fractions_of, z_losses
+from disttrain_trainer.moe.routing import (
+    Choice,
+    admit,
+    balance_losses,
+    choose,
+    fractions_of,
+    sort_by_expert,
+    z_losses,
+)
 from disttrain_trainer.moe.step import RoutingOfStep
 
 
@@ -30,10 +39,12 @@ class MixtureOfExperts(nn.Module):
         self.auxiliary_loss_weight, self.z_loss_weight = auxiliary_loss_weight, z_loss_weight
         self.router = nn.Linear(width, count, bias=False)
         self.experts = experts
-        # Both are the trainer's to set: what a step wants to know, and where the experts are if not all here.
+        # These are the trainer's to set: what a step wants to know, where the experts are if not all here, and what
+        # sorts assignments.
         self.number = 0
         self.step: RoutingOfStep | None = None
         self.exchange: Exchange | None = None
+        self.sort: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] = sort_by_expert
 
     @property
     def idle_parameters(self) -> int:
@@ -66,10 +77,9 @@ class MixtureOfExperts(nn.Module):
         if exchange is not None:
             tokens, gates = exchange.enter(tokens), exchange.enter(gates)
             admitted = admitted & exchange.share(len(tokens), tokens.device).unsqueeze(1)
-        assignments = by_expert(choice.experts, admitted)
+        assignments, counts = self.sort(choice.experts, admitted, self.count)
         token = assignments // self.per_token
         rows = tokens.index_select(0, token)
-        counts = choice.experts.flatten()[assignments].bincount(minlength=self.count)
         results = exchange.compute(self.experts, rows, counts) if exchange else self.experts(rows, counts)
         weighted = results * gates.flatten().index_select(0, assignments).unsqueeze(1)
         mixed = weighted.new_zeros(tokens.shape).index_add(0, token, weighted)

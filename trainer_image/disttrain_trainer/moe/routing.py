@@ -65,6 +65,12 @@ def by_expert(experts: Tensor, admitted: Tensor) -> Tensor:
     return kept[flat[kept].argsort(stable=True)]
 
 
+def sort_by_expert(experts: Tensor, admitted: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The admitted assignments as `by_expert` has them, and how many of them each expert gets, [E]."""
+    assignments = by_expert(experts, admitted)
+    return assignments, experts.flatten()[assignments].bincount(minlength=count)
+
+
 def balance_losses(probabilities: Tensor, fractions: Tensor) -> Tensor:
     """[N]: each token's part of the load-balancing loss E sum_e f_e P_e (Switch, section 2.2); 1 where all is even.
 
