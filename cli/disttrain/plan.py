@@ -30,7 +30,7 @@ def plan(path: str, rank: int, given: Given, *, as_json: bool) -> int:
     ranks = job.spec.world_size
     if not 0 <= rank < ranks:
         raise CommandError(f"--rank: found {rank}, expected 0 to {ranks - 1}: the job has {ranks} ranks", USAGE)
-    machine = machine_of(given, job.spec) if given.asks_for_time(ranks) and job.spec.training is not None else None
+    machine = machine_of(given, job.spec) if given.asks_for_time(job.spec) and job.spec.training is not None else None
     objects, mesh = planned_objects(job), Mesh.of(job.spec.parallelism, ranks)
     memory = rank_memory(job, rank)
     time = None if machine is None or memory.work is None else step_time(memory.work, machine)
@@ -58,8 +58,8 @@ def plan(path: str, rank: int, given: Given, *, as_json: bool) -> int:
 def _step(spec: JobSpec, memory: RankMemory, machine: Machine | None, time: StepTime | None) -> list[object]:
     """What is printed of a step."""
     parts: list[object] = []
-    if memory.work is not None and memory.work.messages:
-        parts += ["", table(step_view.SENT_HEADINGS, step_view.sent_rows(memory.work))]
+    if memory.work is not None and (sent := step_view.sent_rows(memory.work)):
+        parts += ["", table(step_view.SENT_HEADINGS, sent)]
     if memory.work is not None and machine is not None and time is not None:
         parts += ["", table(step_view.TIME_HEADINGS, step_view.time_rows(memory.work, time, machine))]
     size = None if spec.training is None else builtin_size(spec.training)

@@ -50,12 +50,32 @@ class Bubble:
 
 
 @dataclass(frozen=True)
+class ServerTraffic:
+    """Bytes between a worker and all parameter servers in a step."""
+
+    workers: int
+    servers: int
+    pushed: float
+    pulled: float
+
+    @property
+    def crowd(self) -> float:
+        """Return how many workers' bytes the busier end of the connections carries, a worker's or a server's."""
+        return max(self.workers / self.servers, 1)
+
+    def seconds(self, link: "Link") -> float:
+        """Return what a push and a pull take, if each worker's bytes lie evenly on the servers."""
+        return sum(link.seconds(size * self.crowd, self.crowd) for size in (self.pushed, self.pulled))
+
+
+@dataclass(frozen=True)
 class StepWork:
     """What a rank does in a step."""
 
     flops: float
     messages: Sequence[Message] = ()
     bubble: Bubble | None = None
+    servers: ServerTraffic | None = None
 
 
 @dataclass(frozen=True)
@@ -105,11 +125,18 @@ class StepTime:
     messages: Sequence[tuple[Message, float]]
     hidden: float
     """What of the messages is sent while layers are computed."""
+    servers: float = 0.0
+    """Of pushes to parameter servers, and pulls."""
 
     @property
     def total(self) -> float:
         """Return the seconds of the step."""
-        return self.compute + self.bubble + sum(seconds for _, seconds in self.messages) - self.hidden
+        return self.compute + self.bubble + self.sending - self.hidden
+
+    @property
+    def sending(self) -> float:
+        """Return the seconds of all that is sent."""
+        return sum(seconds for _, seconds in self.messages) + self.servers
 
 
 def step_time(work: StepWork, machine: Machine) -> StepTime:
@@ -118,7 +145,12 @@ def step_time(work: StepWork, machine: Machine) -> StepTime:
     sent = [(one, machine.link_of(one).seconds(one.wire_bytes, one.rounds)) for one in work.messages]
     of_replicas = sum(seconds for one, seconds in sent if one.axis in _OF_REPLICAS and one.every == 1)
     hidden = min(of_replicas, BACKWARD_PART * compute) if machine.overlaps else 0.0
-    return StepTime(compute, bubble_seconds(compute, work.bubble), sent, hidden)
+    served = 0.0
+    if work.servers is not None:
+        if machine.link is None:
+            raise ValueError("the bandwidth between workers and servers is not known")
+        served = work.servers.seconds(machine.link)
+    return StepTime(compute, bubble_seconds(compute, work.bubble), sent, hidden, served)
 
 
 def rounds(operation: Operation, ranks: int) -> int:
@@ -150,11 +182,8 @@ def ring_all_reduce(ranks: int, size: float, link: Link) -> float:
 
 
 def central_servers(workers: int, servers: int, size: float, link: Link) -> float:
-    """Return the seconds in which each worker pushes and pulls so many bytes, spread evenly over the servers.
-
-    The busier end of the connections counts: a server's with more workers than servers, else a worker's.
-    """
-    return 2 * link.seconds(size * max(workers / servers, 1), max(workers / servers, 1))
+    """Return the seconds in which each worker pushes and pulls so many bytes, spread evenly over the servers."""
+    return ServerTraffic(workers, servers, size, size).seconds(link)
 
 
 def variance_of_mean(workers: int) -> float:

@@ -38,9 +38,9 @@ class Given:
         """Whether the time of messages can be estimated."""
         return self.bandwidth is not None or self.collectives is not None
 
-    def asks_for_time(self, ranks: int) -> bool:
+    def asks_for_time(self, spec: JobSpec) -> bool:
         """Whether an option was given that only the time of a step needs."""
-        return self.knows_network or self.flops is not None or (ranks == 1 and self.accelerator is not None)
+        return self.knows_network or self.flops is not None or (self.accelerator is not None and not _sends(spec))
 
     @property
     def device_bytes(self) -> int | None:
@@ -52,7 +52,7 @@ class Given:
 
 def machine_of(given: Given, spec: JobSpec) -> Machine:
     """Return what the job's ranks run on. Raises CommandError where an option is wrong or one is missing."""
-    if spec.world_size > 1 and not given.knows_network:
+    if _sends(spec) and not given.knows_network:
         raise CommandError(
             "the time of a step needs what the network does: give --bandwidth 12.5G (bytes per second of a rank), or"
             " --collectives FILE with the output of disttrain collectives --json",
@@ -97,6 +97,10 @@ def quantity(option: str, text: str, such_as: str) -> int:
     if size <= 0:
         raise CommandError(f"{option}: found '{text}', expected more than 0, such as {such_as}", USAGE)
     return size
+
+
+def _sends(spec: JobSpec) -> bool:
+    return spec.world_size > 1 or spec.parameter_servers is not None
 
 
 def _flops(given: Given, spec: JobSpec) -> float:

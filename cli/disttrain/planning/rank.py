@@ -23,6 +23,8 @@ class RankMemory:
     least: int | None = None
     """Where nothing could be built: parameters, gradients and optimizer state, counted from the manifest."""
     unknown: str | None = None
+    assumed: str | None = None
+    """What data alone would say, and what was taken for it."""
     work: StepWork | None = None
     """None where no step could be followed."""
 

@@ -15,8 +15,7 @@ def rows(ranking: Ranking) -> Iterator[list[str]]:
     """Yield a row for each layout that fits, the fastest first; times in seconds."""
     for number, one in enumerate(ranking.ranked, 1):
         assert one.time is not None
-        sending = sum(seconds for _, seconds in one.time.messages)
-        seconds = (one.time.total, one.time.compute, one.time.bubble, sending, one.time.hidden)
+        seconds = (one.time.total, one.time.compute, one.time.bubble, one.time.sending, one.time.hidden)
         micro = str(one.layout.micro_batch_size)
         yield [str(number), _name(one), micro, _needs(one), *(f"{part:.3g}" for part in seconds)]
 
@@ -39,9 +38,8 @@ def as_data(ranking: Ranking) -> dict[str, Any]:
 def _data(one: Candidate) -> dict[str, Any]:
     seconds = None
     if one.time is not None:
-        sending = sum(took for _, took in one.time.messages)
-        seconds = {**asdict(one.time), "sending": sending, "step": one.time.total}
-        del seconds["messages"]
+        seconds = {**asdict(one.time), "sending": one.time.sending, "step": one.time.total}
+        del seconds["messages"], seconds["servers"]
     parallelism = one.layout.parallelism.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return {
         "layout": _name(one),

@@ -42,6 +42,8 @@ def remarks(memory: RankMemory) -> Iterator[str]:
     if memory.unknown is not None:
         what = "Activations and peak are" if memory.parameters is not None else "Memory is"
         yield f"{what} not known: {memory.unknown}."
+    if memory.assumed is not None:
+        yield f"Assumed: {memory.assumed}."
     if memory.needed is not None:
         yield _BESIDE
 

@@ -66,11 +66,27 @@ def test_the_objects_are_those_of_the_operator(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_built_the_least_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    memory = planned(capfd, str(EXAMPLES / "parameter-server.yaml"))["memory"]
-    assert "parameter servers" in memory["unknown"]
+    memory = planned(capfd, str(EXAMPLES / "pipedream.yaml"))["memory"]
+    assert "PipeDream" in memory["unknown"]
     assert memory["least"] > 0
     assert main(["plan", str(EXAMPLES / "collectives.yaml")]) == 0
     assert "Memory is not known: the job has a command of its own" in capfd.readouterr().out
+
+
+def test_a_worker_of_servers_has_what_it_pushes_and_pulls(capfd: pytest.CaptureFixture[str]) -> None:
+    example = str(EXAMPLES / "parameter-server.yaml")
+    found = planned(capfd, example, "--flops", "1T", "--bandwidth", "1G", "--latency", "0")
+    memory, step = found["memory"], found["step"]
+    assert "what it pulls at a time" in memory["unknown"]
+    assert (memory["peak"], memory["optimizer_state"]) == (None, 0)
+    size = memory["parameters"]
+    assert step["servers"] == {"workers": 2, "servers": 2, "pushed": size, "pulled": size}
+    assert step["seconds"]["servers"] == pytest.approx(2 * size / 1e9)
+    assert main(["plan", example]) == 0
+    out = capfd.readouterr().out
+    assert re.search(r"^push +servers +2 +1 ", out, re.MULTILINE)
+    assert main(["plan", example, "--flops", "1T"]) == 2
+    assert "needs what the network does" in capfd.readouterr().err
 
 
 def test_a_page_has_sizes_in_words(capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from disttrain.planning.cost import (
     Link,
     Machine,
     Message,
+    ServerTraffic,
     StepWork,
     bubble_of_equal_stages,
     bubble_seconds,
@@ -200,9 +201,40 @@ def test_only_the_strategy_of_the_job_has_a_formula() -> None:
     def said(example: str, work: StepWork | None = None) -> str:
         return " ".join(formulas(manifest.load(EXAMPLES / f"{example}.yaml").spec, work, MACHINE, 10**9))
 
-    assert said("ddp") == ""
-    assert "(2-1)/(4+2-1) = 20.0 %" in said("pipeline", StepWork(1, [], Bubble(2, 4, "1F1B", 0.2)))
-    assert "The mean of 2 replicas' updates has 1/M = 0.5 of the variance of one." in said("local-sgd")
+    assert said("ddp") == (
+        "Mean: 1/M x the sum of M = 2 replicas' gradients. Its variance is 1/M = 0.5 of that of one."
+    )
+    pipeline = said("pipeline", StepWork(1, [], Bubble(2, 4, "1F1B", 0.2)))
+    assert pipeline == "Bubble: (p-1)/(m+p-1) = (2-1)/(4+2-1) = 20.0 %."
+    assert "M = 2 replicas' updates. Its variance is 1/M = 0.5" in said("local-sgd")
+    assert "M = 2 replicas' gradients" in said("worker-groups")
     servers = said("parameter-server")
-    assert "Each of 2 workers pushes and pulls 954 MiB in a step." in servers
+    assert "Mean" not in servers, "each push is an update"
+    assert "Each of 2 workers pushes 954 MiB and pulls 954 MiB in a step." in servers
     assert "That takes 2" in servers
+    # What was counted comes before what the manifest says.
+    counted = said("parameter-server", StepWork(1, servers=ServerTraffic(2, 1, 2**20, 2**21)))
+    assert "pushes 1 MiB and pulls 2 MiB in a step. The busier end, of a worker or of one of 1 servers, " in counted
+    assert "carries up to 4 MiB each way. That takes 0.0103 s" in counted
+
+
+def test_a_sum_of_gradients_is_shown_in_a_ring_and_through_a_server() -> None:
+    work = StepWork(1, [message(bytes=16e6, calls=2), message(axis="tensor"), message(every=8)])
+    (found,) = (
+        one for one in formulas(manifest.load(EXAMPLES / "ddp.yaml").spec, work, MACHINE, None) if "ring" in one
+    )
+    # Two calls of 8 MB each over four ranks of 1 GB/s, and a millisecond for each message.
+    assert f"= {2 * (1.5 * 0.008 + 6 * 0.001):.3g} s, n = 4, size = 8 MiB, 2 calls" in found
+    assert f"= {2 * (2 * 4 * (0.008 + 0.001)):.3g} s." in found
+
+
+def test_pushes_and_pulls_take_time() -> None:
+    work = StepWork(1e9, servers=ServerTraffic(workers=4, servers=2, pushed=1e6, pulled=8e6))
+    time = step_time(work, MACHINE)
+    # Each server carries what two workers push and pull.
+    assert time.servers == pytest.approx(2 * (1e6 + 8e6) / 1e9 + 2 * 2e-3)
+    assert time.total == pytest.approx(1 + time.servers)
+    assert time_rows(work, time, MACHINE)[1][:2] == ["push and pull", "0.022"]
+    assert [row[0] for row in sent_rows(work)] == ["push", "pull"]
+    with pytest.raises(ValueError, match="between workers and servers is not known"):
+        step_time(work, Machine(1e9))
