@@ -125,7 +125,7 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
         if "activations" in real:
             # What one rank of an expert group has too much another one has not.
             own = fmean(one["activations"] for one in reals) if found.assumed else real["activations"]
-            assert found.activations == pytest.approx(own, rel=0.05)
+            assert found.activations == pytest.approx(own, rel=0.01 if found.assumed else 0.05)
         assert found.peak == pytest.approx(real["peak"], rel=0.05)
         assert found.unknown is None
         assert (found.assumed is not None) == ("ep2" in layout)

@@ -54,7 +54,7 @@ COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2, FP16 in a ring": ({"dataParallel": {"allReduce": "Ring", "compression": {"name": "FP16"}}}, WIDE),
     "dp2, BF16": (compressed("BF16"), WIDE),
     "dp2, Int8": (compressed("Int8"), WIDE),
-    "dp2, OneBit": (compressed("OneBit"), WIDE),
+    "dp2, OneBit": (compressed("OneBit", warmupSteps=2), WIDE),
     "dp2, TopK": (compressed("TopK", ratio=0.1), WIDE),
     "dp2, RandomK": (compressed("RandomK", ratio=0.1), WIDE),
     "dp2, PowerSGD": (compressed("PowerSGD", rank=8), WIDE),

@@ -1,13 +1,12 @@
 """DDP's buckets with the trainer's communication hook: it sums each as in a job, on tensors that have no memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from disttrain_trainer.estimate.counter import WorkCounter
 from disttrain_trainer.estimate.imagined import BUCKET_BYTES, FIRST_BUCKET_BYTES, Buckets
@@ -15,7 +14,6 @@ from disttrain_trainer.parallel.comm_hooks.attach import build_gradient_sum
 from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
-from disttrain_trainer.runtime.randomness import keeping_random_state
 
 
 class Bucket:
@@ -51,27 +49,17 @@ class HookedBuckets(Buckets):
         self._buckets: list[Bucket] = []
         self._next = 0
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        kept = self._hook.kept if self._hook is not None else None
-        return [*(bucket.buffer() for bucket in self._buckets), *(kept or {}).values()]
-
-    def begin(self, mode: FakeTensorMode) -> None:
-        if self._hook is None:
-            return
-        self._hook.begin(self._config.training.steps)
-        with keeping_random_state(), mode, _summing(), _without_forks():
-            for bucket in self._buckets:
-                self._hook.reduce(bucket)  # type: ignore[arg-type]
-
     def _prepare(self, parameters: Sequence[nn.Parameter], world: World) -> None:
         settings, seed = self._config.job.parallelism.data_parallel, self._config.training.seed
         self._hook = build_gradient_sum(settings, world.device_mesh.get_group("replicate"), seed)
+        # The warm-up is over then.
+        self._hook.begin(self._config.training.steps)
         limits = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
         found, _ = dist._compute_bucket_assignment_by_size(list(parameters), limits, [False] * len(parameters))
         for index, places in enumerate(reversed(found)):
             bucket = Bucket(index, [parameters[place] for place in places], last=index == len(found) - 1)
             self._buckets.append(bucket)
+            self.tensors.append(bucket.buffer())
             for place, part in zip(places, bucket.parts, strict=True):
                 parameters[place].register_post_accumulate_grad_hook(self._put(bucket, part))
 
@@ -129,14 +117,3 @@ def _summing() -> Iterator[None]:
             yield
     finally:
         dist.all_reduce = original
-
-
-@contextmanager
-def _without_forks() -> Iterator[None]:
-    """Random states are not kept apart inside: FakeTensorMode has none to keep."""
-    original = torch.random.fork_rng
-    torch.random.fork_rng = lambda *_, **__: nullcontext()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.random.fork_rng = original

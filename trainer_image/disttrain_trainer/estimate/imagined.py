@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,7 +60,7 @@ class Buckets:
     """
 
     def __init__(self, counter: WorkCounter, algorithm: AllReduce = AllReduce.BACKEND) -> None:
-        self._tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
         self.averaging = False
         """Whether the next backward pass averages; what others leave lies outside the buckets until then."""
         self._counter, self._algorithm = counter, algorithm
@@ -69,14 +68,6 @@ class Buckets:
         self._index = 0
         self._pending, self._limit = 0, FIRST_BUCKET_BYTES
         self._buffers = 0
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """What is held from step to step."""
-        return self._tensors
-
-    def begin(self, mode: FakeTensorMode) -> None:
-        """Be as after the first steps."""
 
     def average(self, module: nn.Module, world: World) -> nn.Module:
         """The module, its gradients kept in buckets from each backward pass on; see `parallelise`."""
@@ -105,7 +96,7 @@ class Buckets:
 
     def _bucket_of(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
         bucket = torch.empty_like(parameter, requires_grad=False)
-        self._tensors.append(bucket)
+        self.tensors.append(bucket)
 
         def put(found: torch.Tensor) -> None:
             if self.averaging:

@@ -62,7 +62,6 @@ def take_step(
     passes = config.batch.accumulation
     computed = min(passes, PASSES)
     batches = [_without_values(batch, mode) for batch in _microbatches(state, world, computed * config.batch.pipeline)]
-    buckets.begin(mode)
     meter = StorageMeter()
     meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
     meter.show(buckets.tensors)
