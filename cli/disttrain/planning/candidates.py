@@ -16,7 +16,7 @@ class Candidate:
     layout: Layout
     job: DistTrainingJob
     needed: int | None = None
-    """Bytes of the rank that needs most."""
+    """Bytes of the rank that needs most; None: not all of it is known."""
     time: StepTime | None = None
     """The time of the rank that takes longest."""
     reason: str | None = None

@@ -81,4 +81,7 @@ def _judged(
     reason = None
     if device_bytes is not None and needed is not None and needed > device_bytes and on_one_gpu(job.spec):
         reason = TOO_LARGE
+    elif any(memory.peak is None for memory in memories):
+        # What is known in part shows what does not fit, and not what does.
+        needed = None
     return Candidate(layout, job, needed, slowest, reason)

@@ -142,6 +142,20 @@ def test_what_does_not_fit_spares_memory_until_it_does() -> None:
     assert dp.needed == 1002
 
 
+def test_what_is_known_in_part_is_not_what_a_layout_needs() -> None:
+    """Where a step is known and its memory is not, as with compression."""
+
+    def in_part(requests: Sequence[Request]) -> Generator[Mapping[str, Any], None, None]:
+        for answer in answered(requests):
+            yield answer | {"peak": None, "unknown": "why", "parameters": 1000} if "work" in answer else answer
+
+    found, _ = ranked(job(2), 1010, ask=in_part)
+    assert found.ranked
+    assert {one.needed for one in found.ranked} == {None}
+    too_small, _ = ranked(job(2), 900, ask=in_part)
+    assert not too_small.ranked, "what is known is too much already"
+
+
 def test_no_estimate_begins_after_the_time_is_over() -> None:
     clock = iter([0.0, 1.0, 2.0, *[11.0] * 100])
     found, _ = ranked(job(2), None, within_seconds=10.0, clock=lambda: next(clock))
