@@ -53,6 +53,7 @@ class RoutingOfStep:
         self._counting = False
         self._sums: list[Tensor] = []
         self._loads: dict[int, Tensor] = {}
+        self._of_microbatch: list[Tensor] = []
 
     @property
     def active(self) -> bool:
@@ -65,7 +66,7 @@ class RoutingOfStep:
 
         weights: those of the samples, [B], 0 for padding.
         """
-        self._weights, self._counting = weights, True
+        self._weights, self._counting, self._of_microbatch = weights, True, []
         yield
         # Recomputation calls the layers again, in the backward pass.
         self._counting = False
@@ -86,6 +87,16 @@ class RoutingOfStep:
         each = len(values) // len(self._weights)
         return (values * self._over(len(values)).to(values.dtype)).sum() / each
 
+    def part_of_each(self, tokens: int, number_format: torch.dtype) -> Tensor:
+        """[tokens]: what each token counts for in `mean_over_tokens`."""
+        assert self._weights is not None
+        return self._over(tokens).to(number_format) / (tokens // len(self._weights))
+
+    @property
+    def assignments_of_microbatch(self) -> Tensor:
+        """[E]: how often each expert was chosen in the current microbatch, on all ranks and in all layers."""
+        return torch.stack(self._of_microbatch).sum(0)
+
     def assignments(self, experts: Tensor, count: int) -> Tensor:
         """[count]: how often each expert was chosen on all ranks, which call this together. experts: [N, k].
 
@@ -105,6 +116,7 @@ class RoutingOfStep:
         figures = (balance.detach(), z.detach(), chosen - admitted.sum(), chosen, torch.ones_like(chosen))
         self._sums.append(torch.stack([figure.to(torch.float64) for figure in figures]))
         self._loads[layer] = assignments + self._loads.get(layer, 0)
+        self._of_microbatch.append(assignments)
 
     def take_figures(self, samples: float, microbatches: int) -> RoutingFigures | None:
         """Return the figures of all microbatches since the last call, whose number on each rank is given; None without

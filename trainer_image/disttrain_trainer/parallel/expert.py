@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from disttrain_api.parallelism import Parallelism
 from disttrain_trainer.moe.exchange import Exchange
-from disttrain_trainer.moe.layer import MixtureOfExperts
+from disttrain_trainer.moe.layer import RoutedExperts
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.shardable import naming_containers
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -23,17 +23,24 @@ from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 
 
-def expert_layers(module: nn.Module) -> list[MixtureOfExperts]:
+def expert_layers(module: nn.Module) -> list[RoutedExperts]:
     """All layers with experts, in order of registration."""
-    return [layer for layer in module.modules() if isinstance(layer, MixtureOfExperts)]
+    return [layer for layer in module.modules() if isinstance(layer, RoutedExperts)]
 
 
 def watch_routing(module: nn.Module, world: World) -> RoutingOfStep:
     """Return what the model's layers with experts share in a step; unused in a model without experts.
 
-    A collective call where they are in a pipeline.
+    A collective call where they are in a pipeline. Raises InvalidConfiguration for a loss of layers that no rank has
+    together.
     """
     layers = expert_layers(module)
+    if world.mesh.pipeline > 1 and any(layer.pools_layers for layer in layers):
+        raise InvalidConfiguration(
+            f"`parallelism.pipelineParallelDegree`: the load-balancing loss of the model {type(module).__name__} is one"
+            " of all layers together, of which each stage has some: turn it off (`output_router_logits`), or use no "
+            "pipeline"
+        )
     step = RoutingOfStep(len(layers), _same_stages(world) if layers and world.mesh.pipeline > 1 else None)
     for number, layer in enumerate(layers):
         layer.number, layer.step = number, step
