@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,10 @@ class Piece:
 
     name: str
     reads: tuple[str, ...]
-    """The first one's shape and format are its own."""
+    """The first one's format is its own."""
     combine: Callable[[Sequence[Tensor]], Tensor] = lambda tensors: tensors[0]
+    shape: tuple[int, ...] | None = None
+    """None: that of the first one."""
 
 
 class StoredModel:
@@ -74,7 +78,8 @@ class StoredModel:
             if name not in self._stored:
                 raise InvalidConfiguration(f"{self.source} is of another model: it has no parameter `{shown(name)}`")
         entry = self._stored[piece.reads[0]]
-        return Described(piece.name, entry.properties.dtype, tuple(entry.size))
+        shape = tuple(entry.size) if piece.shape is None else piece.shape
+        return Described(piece.name, entry.properties.dtype, shape)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor. Raises CheckpointBroken or OSError."""
@@ -121,10 +126,13 @@ def export_folder(
 
 def _reading(model: StoredModel, pieces: Iterable[Piece]) -> Callable[[str], Tensor]:
     piece_of = {piece.name: piece for piece in pieces}
+    times = Counter(part for piece in piece_of.values() for part in piece.reads)
+    # The pieces of a layer's two stacks of experts are written in turn.
+    kept = lru_cache(maxsize=2)(model.read)
 
     def read(name: str) -> Tensor:
         piece = piece_of[name]
-        return piece.combine([model.read(part) for part in piece.reads])
+        return piece.combine([(kept if times[part] > 1 else model.read)(part) for part in piece.reads])
 
     return read
 

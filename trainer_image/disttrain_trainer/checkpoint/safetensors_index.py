@@ -8,18 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint._hf_utils import _HFStorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-
 from disttrain_trainer.checkpoint.json_walk import Walk
 from disttrain_trainer.checkpoint.safetensors_file import MAX_HEADER_BYTES, SUFFIX, StoredTensor, read_tensors
 from disttrain_trainer.runtime.errors import CheckpointBroken, shown
@@ -52,25 +40,6 @@ def read_files(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
     for name in file_of.keys() - found.keys():
         raise CheckpointBroken(f"{path} is damaged: `{shown(name)}` is not in {file_of[name]}; write it again")
     return found
-
-
-class SafetensorsReader(HuggingFaceStorageReader):
-    """Reads a safetensors file or all files of an index; each rank only the part that it holds."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
-    def read_metadata(self) -> Metadata:
-        """Return what stands where. Raises CheckpointBroken as `read_files`."""
-        entries, places = {}, {}
-        for name, (file, stored) in read_files(self._path).items():
-            shape, zeros = torch.Size(stored.shape), torch.Size([0] * len(stored.shape))
-            chunk = ChunkStorageMetadata(offsets=zeros, sizes=shape)
-            entries[name] = TensorStorageMetadata(TensorProperties(dtype=stored.dtype), shape, [chunk])
-            places[MetadataIndex(name, zeros)] = _HFStorageInfo(str(file), shape, stored.dtype)
-        # torch's annotation leaves out that values may be of any kind.
-        return Metadata(entries, storage_data=places, storage_meta=StorageMeta(load_id=self.load_id))  # type: ignore[arg-type]
 
 
 def _read_index(path: Path) -> Mapping[str, str]:

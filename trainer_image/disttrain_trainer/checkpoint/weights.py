@@ -19,15 +19,18 @@ from disttrain_trainer.checkpoint.compatibility import (
     require_model_fits,
     stored_shapes,
 )
+from disttrain_trainer.checkpoint.file_part import FilePart
 from disttrain_trainer.checkpoint.kept_extra_state import room_for_extra_state
 from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
-from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, MODEL_FILE, SafetensorsReader, read_files
+from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, MODEL_FILE, read_files
+from disttrain_trainer.checkpoint.safetensors_reader import SafetensorsReader
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.checkpoint.step_writer import METADATA_FILE
 from disttrain_trainer.checkpoint.storage import steps_in
 from disttrain_trainer.checkpoint.verify import flaw_of
 from disttrain_trainer.parallel.tensor import shared_parameters
+from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.object_path import location
@@ -78,7 +81,8 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
         flaw = f"{flaw}; name another checkpoint"
     if flaw is not None:
         raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}")
-    reader = SafetensorsReader(source) if is_file else StepReader(source)
+    part_of = offered(module, "part_in_files") or FilePart
+    reader = SafetensorsReader(source, part_of) if is_file else StepReader(source)
     weights = get_model_state_dict(module)
     metadata, prefix = reader.read_metadata(), "" if is_file else "model."
     there = stored_shapes(metadata, prefix)
@@ -113,7 +117,7 @@ def _tied(module: nn.Module, there: Shapes) -> set[str]:
 
 def _new(module: nn.Module, weights: Mapping[str, Any], there: Shapes) -> set[str]:
     """Names that the model says may be absent, where all of them are: adapters of a model that had none."""
-    offered = getattr(module, "begins_without", None)
-    if not callable(offered) or any(offered(name) for name in there):
+    absent = offered(module, "begins_without")
+    if absent is None or any(absent(name) for name in there):
         return set()
-    return {name for name in weights if offered(name)}
+    return {name for name in weights if absent(name)}
