@@ -21,7 +21,14 @@ from disttrain_api.builtin import (
 from disttrain_api.parallelism import ContextParallelMethod, DataParallelMode, DeviceMode, Parallelism
 from disttrain_api.pipeline import V_SCHEDULES, is_flushless, schedule_of, stages_of
 from disttrain_api.training import Training
-from disttrain_api.transformers_config import Problem, TransformersConfig, adapter_problems, layers_of, size_of
+from disttrain_api.transformers_config import (
+    Problem,
+    TransformersConfig,
+    adapter_problems,
+    experts_of,
+    layers_of,
+    size_of,
+)
 
 TIED_WITHOUT_FLUSH = "stages of PipeDream and PipeDream2BW update at different times, so they cannot share a parameter"
 TIED_IN_SHARDS = "two stages of one rank share the tied weights, which sharded ones cannot"
@@ -133,9 +140,9 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
         if heads is not None and heads % product and not (repeated and product % heads == 0):
             advice = ", or divide it" if repeated else ""
             yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, by_heads)}{advice}"
-    if isinstance(config, GptConfig) and config.experts is not None:
+    if (experts := _experts_of(config)) is not None:
         advice = "how busy each is is counted in whole sequences; remove one of the two"
-        yield "training.model.config.experts", f"experts conflict with `contextParallelDegree`: {advice}"
+        yield experts.path, f"experts conflict with `contextParallelDegree`: {advice}"
     samples = samples_of(data_config(training.data)) if training.data.name is not None else None
     cut = tensor if parallelism.sequence_parallel else 1
     if isinstance(samples, Tokens) and samples.length % (degree * cut):
@@ -178,16 +185,42 @@ def _multiple_of(context: int, tensor: int) -> str:
     return f"must be a multiple of {factors}, which is {context * tensor}"
 
 
+class _Experts(NamedTuple):
+    """The experts of each layer."""
+
+    path: str
+    number: int | None
+    """None where only the trainer knows."""
+
+
+def _experts_of(config: ModelConfig) -> _Experts | None:
+    """None where there are none, or only the trainer knows."""
+    if isinstance(config, GptConfig) and config.experts is not None:
+        return _Experts("training.model.config.experts", config.experts)
+    found = experts_of(config) if isinstance(config, TransformersConfig) else None
+    return None if found is None else _Experts(f"training.model.config.config.{found[0]}", found[1])
+
+
+def _lacking_experts(config: ModelConfig, degree: int) -> Iterator[Problem]:
+    if isinstance(config, GptConfig):
+        message = f"must be given, and be a multiple of `expertParallelDegree`, which is {degree}"
+        yield "training.model.config.experts", message
+    elif isinstance(config, TransformersConfig) and config.config is not None:
+        family = config.config.get("model_type")
+        message = f"'{family}' has no experts: `expertParallelDegree` must be 1, found {degree}"
+        yield "training.model.config.config.model_type", message
+
+
 def _expert_problems(training: Training, parallelism: Parallelism) -> Iterator[Problem]:
-    config = model_config(training)
-    if not isinstance(config, GptConfig):
-        return
-    degree, path = parallelism.expert_parallel_degree or 1, "training.model.config.experts"
-    if config.experts is None:
+    config, degree = model_config(training), parallelism.expert_parallel_degree or 1
+    found = _experts_of(config)
+    if found is None:
         if degree > 1:
-            yield path, f"must be given, and be a multiple of `expertParallelDegree`, which is {degree}"
-    elif config.experts % degree:
-        yield path, f"{config.experts} must be a multiple of `expertParallelDegree`, which is {degree}"
+            yield from _lacking_experts(config, degree)
+        return
+    path, experts = found
+    if experts is not None and experts % degree:
+        yield path, f"{experts} must be a multiple of `expertParallelDegree`, which is {degree}"
     elif (parallelism.devices_per_process or 1) > 1:
         yield path, "experts conflict with `devicesPerProcess`: they need a process per device; remove one of the two"
     elif parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER:
@@ -206,7 +239,9 @@ def _cut_sizes(training: Training, parallelism: Parallelism) -> Iterator[tuple[s
             yield "sequenceLength", config.sequence_length or 0
     elif isinstance(config, TransformersConfig):
         heads = () if _has_fused_projections(config) else ("num_attention_heads", "num_key_value_heads")
-        for name in (*heads, "intermediate_size", "vocab_size"):
+        # Experts are not cut.
+        feed_forward = ("intermediate_size",) if experts_of(config) is None else ()
+        for name in (*heads, *feed_forward, "vocab_size"):
             if (size := size_of(config, name)) is not None:
                 yield f"config.{name}", size
         if parallelism.sequence_parallel:

@@ -10,8 +10,10 @@ from disttrain_api.training import Fraction
 
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
 
-FAMILIES = ("granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+FAMILIES = ("granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 """`model_type` of the families whose layers are composed as the library composes them."""
+EXPERTS = {"mixtral": ("num_local_experts",)}
+"""Of those with experts, the names of their number."""
 _PATH = "training.model.config"
 _WHOLE = TypeAdapter(Annotated[StrictInt, Field(ge=1)])
 
@@ -62,6 +64,15 @@ def transformers_problems(config: TransformersConfig) -> Iterator[Problem]:
     elif config.config is not None and config.config.get("model_type") not in FAMILIES:
         found = str(config.config.get("model_type", "nothing"))[:80]
         yield f"{_PATH}.config.model_type", f"must be one of {', '.join(FAMILIES)}, found '{found}'"
+
+
+def experts_of(config: TransformersConfig) -> tuple[str, int | None] | None:
+    """Return the name and the number of the experts of each layer, None for a number that is the library's default;
+    None for a family without experts, or where only the trainer knows."""
+    names = EXPERTS.get(str((config.config or {}).get("model_type")))
+    if names is None:
+        return None
+    return next(((name, size) for name in names if (size := size_of(config, name)) is not None), (names[0], None))
 
 
 def adapter_problems(config: TransformersConfig) -> Iterator[Problem]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from disttrain_api.transformers_config import LoraConfig, TransformersConfig
 from disttrain_trainer.checkpoint.export import Piece, StoredModel, export_folder
 from disttrain_trainer.checkpoint.safetensors_writer import SHARD_BYTES
 from disttrain_trainer.models.transformers.config import CONFIG_FILE, library_config
+from disttrain_trainer.models.transformers.expert_files import ExpertFiles
 from disttrain_trainer.models.transformers.families import FAMILIES
 from disttrain_trainer.models.transformers.lora import is_adapter, merged
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -46,8 +48,9 @@ def export_model(
     Raises InvalidConfiguration, CheckpointBroken or OSError.
     """
     config = library_config(given)
-    pieces = _pieces(model, given, tied=bool(config.tie_word_embeddings))
-    config.architectures = [f"{FAMILIES[config.model_type].prefix}ForCausalLM"]
+    family = FAMILIES[config.model_type]
+    pieces = _pieces(model, given, tied=bool(config.tie_word_embeddings), files=family.experts)
+    config.architectures = [f"{family.prefix}ForCausalLM"]
     # `from_pretrained` takes the format that stands here, whatever the files have.
     config.dtype = model.describe(pieces[0]).dtype
     text = (config.to_json_string(use_diff=False) + "\n").encode()
@@ -88,11 +91,25 @@ def tokenizer_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _pieces(model: StoredModel, given: TransformersConfig, *, tied: bool) -> list[Piece]:
-    """Return what the library expects in the files: a head that is the embeddings is not in them."""
+def _pieces(model: StoredModel, given: TransformersConfig, *, tied: bool, files: ExpertFiles | None) -> list[Piece]:
+    """Return what the library expects in the files: a head that is the embeddings is not in them.
+
+    files: how they hold experts.
+    """
     lora = _lora_of(model, given)
     names = [name for name in model.names if not is_adapter(name) and not (tied and name == _HEAD)]
-    return [Piece(name, (name,)) if lora is None else _merged_piece(name, model, lora) for name in names]
+    pieces = [Piece(name, (name,)) if lora is None else _merged_piece(name, model, lora) for name in names]
+    return pieces if files is None else [part for piece in pieces for part in _as_in_files(piece, model, files)]
+
+
+def _as_in_files(piece: Piece, model: StoredModel, files: ExpertFiles) -> Iterator[Piece]:
+    """Yield the tensors that stand for a piece in the files of a family with experts."""
+    shape = model.describe(piece).shape
+    for name, part in files.names(piece.name, shape[0]):
+        if part is None:
+            yield replace(piece, name=name)
+        else:
+            yield Piece(name, piece.reads, part.of, part.shape(shape))
 
 
 def _merged_piece(name: str, model: StoredModel, lora: LoraConfig) -> Piece:

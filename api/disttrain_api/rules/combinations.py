@@ -7,7 +7,7 @@ from disttrain_api.training import Loss, LossName, ModelName, Precision
 
 _TENSOR = given("self.parallelism.?tensorParallelDegree", "1")
 _EXPERT = given("self.parallelism.?expertParallelDegree", "1")
-_WITHOUT_EXPERTS = [name.value for name in ModelName if name is not ModelName.GPT]
+_WITHOUT_EXPERTS = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
 _MODEL = given("self.?training.?model.?name", "''")
 _DEVICES = given("self.?devicesPerProcess", "1")
 

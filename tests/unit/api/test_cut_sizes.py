@@ -204,3 +204,37 @@ def test_tied_weights_that_are_sharded_in_two_stages_of_a_rank_are_refused(chang
 def test_tied_weights_in_a_pipeline_that_is_never_flushed_are_refused() -> None:
     (message,) = found(trained("gpt"), {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}})
     assert message.startswith(f"{CONFIG}.tieWeights: stages of PipeDream and PipeDream2BW update at different times")
+
+
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 6, "intermediate_size": 33}
+
+
+@pytest.mark.parametrize(
+    ("config", "parallelism", "said"),
+    [
+        (MIXTRAL, {"dataParallelShardDegree": 2, "expertParallelDegree": 2}, None),
+        ({"model_type": "mixtral"}, {"dataParallelShardDegree": 2, "expertParallelDegree": 2}, None),
+        (
+            MIXTRAL,
+            {"dataParallelShardDegree": 4, "expertParallelDegree": 4},
+            "config.num_local_experts: 6 must be a multiple of `expertParallelDegree`, which is 4",
+        ),
+        (
+            LLAMA,
+            {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
+            "config.model_type: 'llama' has no experts: `expertParallelDegree` must be 1, found 2",
+        ),
+        (MIXTRAL, {"contextParallelDegree": 2}, "config.num_local_experts: experts conflict with `contextParallelDeg"),
+        (MIXTRAL, {"devicesPerProcess": 2}, "config.num_local_experts: experts conflict with `devicesPerProcess`"),
+        ({"model_type": "mixtral"}, {"devicesPerProcess": 2}, "config.num_local_experts: experts conflict with `devi"),
+        # Experts are not cut.
+        (MIXTRAL, TENSOR, None),
+    ],
+)
+def test_what_experts_of_transformers_need_is_named(
+    config: dict[str, Any], parallelism: dict[str, Any], said: str | None
+) -> None:
+    training = {"model": {"name": "transformers", "config": {"config": config}}, "data": {"name": "text"}}
+    problems = found(training, parallelism)
+    assert len(problems) == (said is not None)
+    assert said is None or problems[0].startswith(f"{CONFIG}.{said}")

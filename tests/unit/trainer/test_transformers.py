@@ -14,8 +14,10 @@ from tests.unit.trainer.transformers_code import FAMILIES, described, double_tra
 transformers = pytest.importorskip("transformers")
 
 
-def library_model(family):
-    config = library_config(TransformersConfig(config=described(family)))
+def library_model(family, **changes):
+    config = library_config(TransformersConfig(config=described(family) | changes))
+    # torch's grouped product knows no float64.
+    config._experts_implementation = "eager"
     return transformers.AutoModelForCausalLM.from_config(config).double()
 
 
@@ -49,6 +51,10 @@ class TestRefusals:
             ("llama", {"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
             ("llama", {"hidden_act": "no_such"}, ["no llama can be built so", "no_such"]),
             ("llama", {"num_attention_heads": 0}, ["training.model.config"]),
+            ("mixtral", {"router_jitter_noise": 0.1}, ["router_jitter_noise 0.1", "set it to 0"]),
+            ("mixtral", {"num_experts_per_tok": 5}, ["num_experts_per_tok 5 must be less than or equal", "which is 4"]),
+            ("mixtral", {"num_local_experts": 10**9}, ["num_local_experts must be a whole number from 1 to 10000"]),
+            ("mixtral", {"shared_expert_intermediate_size": 8}, ["`shared_expert_intermediate_size` is no field of a"]),
             ("llama", {"num_hidden_layers": 10**9}, ["num_hidden_layers must be a whole number from 1 to 1000"]),
             ("llama", {"hidden_size": "wide"}, ["training.model.config"]),
         ],
@@ -82,9 +88,13 @@ class TestRefusals:
         with pytest.raises(InvalidConfiguration, match=r"num_key_value_heads 2 .* multiple of 4"):
             heads.require_whole(4)
 
-    def test_adapters_for_what_a_layer_has_not_are_refused(self):
-        with pytest.raises(InvalidConfiguration, match="no `q_proj`, expected some of o_proj, qkv_proj"):
-            double_transformers("phi3", lora={"targets": ["q_proj"]})
+    @pytest.mark.parametrize(
+        ("family", "target", "others"),
+        [("phi3", "q_proj", "o_proj, qkv_proj"), ("mixtral", "gate_up_proj", "q_proj, k_proj, v_proj, o_proj$")],
+    )
+    def test_adapters_for_what_a_layer_has_not_are_refused(self, family, target, others):
+        with pytest.raises(InvalidConfiguration, match=f"no `{target}`, expected some of {others}"):
+            double_transformers(family, lora={"targets": [target]})
 
 
 def test_a_layer_that_is_initialised_gets_the_same_values_without_memory():

@@ -39,6 +39,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": None},
     "mistral, window": {"model_type": "mistral", "sliding_window": 3},
+    "mixtral": {"num_local_experts": 4},
+    "mixtral, window": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 3},
     "olmo2": {},
     "phi3": {"tie_word_embeddings": True},
     "granite": {

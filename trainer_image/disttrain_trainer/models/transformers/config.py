@@ -6,7 +6,7 @@ the model would silently be another one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ _SIZES = {
     "vocab_size": 10_000_000,
 }
 """The largest of each."""
+_EXPERT_SIZES = {"num_local_experts": 10_000, "num_experts_per_tok": 10_000, "moe_intermediate_size": 1_000_000}
+"""The same of families with experts."""
 _ATTENTION = ("full_attention", "sliding_attention")
 
 
@@ -52,12 +54,12 @@ def library_config(given: TransformersConfig) -> PreTrainedConfig:
             f"{_FIELD}: model_type must be one of {', '.join(sorted(FAMILIES))}, found {found}; the layers of other "
             "families are not composed here: write an entry point"
         )
+    family, described = FAMILIES[kind], CONFIG_MAPPING[kind]
     _require_sizes({name: written[name] for name in _SIZES if written.get(name) is not None})
-    described = CONFIG_MAPPING[kind]
     try:
         if given.config is not None:
             # The library takes every name, so a misspelt one would leave the default without a word.
-            _require_known(written, described().to_dict())
+            _require_known(written, {*described().to_dict(), *described.attribute_map})
         config = described.from_dict(dict(written))
     except InvalidConfiguration:
         raise
@@ -65,6 +67,8 @@ def library_config(given: TransformersConfig) -> PreTrainedConfig:
         raise InvalidConfiguration(f"{_FIELD}: {kind} cannot be described so: {one_line(error)}") from error
     _require_sizes({name: getattr(config, name, None) for name in _SIZES})
     _require_composable(config)
+    if family.experts is not None:
+        _require_routable(config)
     config._attn_implementation = "sdpa"
     return config
 
@@ -85,7 +89,7 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _require_known(written: dict[str, Any], known: dict[str, Any]) -> None:
+def _require_known(written: dict[str, Any], known: Collection[str]) -> None:
     # Names of earlier releases, which the library still reads.
     earlier = {"rope_theta", "rope_scaling", "torch_dtype", "architectures"}
     for name in written:
@@ -99,7 +103,7 @@ def _require_known(written: dict[str, Any], known: dict[str, Any]) -> None:
 def _require_sizes(sizes: Mapping[str, object]) -> None:
     """Sizes are used before anything could say what is wrong with them."""
     for name, found in sizes.items():
-        most = _SIZES[name]
+        most = (_SIZES | _EXPERT_SIZES)[name]
         if type(found) is not int or not 1 <= found <= most:
             raise InvalidConfiguration(
                 f"{_FIELD}: {name} must be a whole number from 1 to {most}, found `{shown(str(found))}`"
@@ -126,6 +130,21 @@ def _require_composable(config: PreTrainedConfig) -> None:
             )
     if getattr(config, "quantization_config", None) is not None:
         raise InvalidConfiguration(f"{_FIELD}: quantised weights cannot be trained: remove quantization_config")
+
+
+def _require_routable(config: PreTrainedConfig) -> None:
+    """Raises InvalidConfiguration for experts that the trainer's layer would not compute as the library."""
+    _require_sizes({name: getattr(config, name) for name in _EXPERT_SIZES if hasattr(config, name)})
+    if config.num_experts_per_tok > config.num_local_experts:
+        raise InvalidConfiguration(
+            f"{_FIELD}: num_experts_per_tok {config.num_experts_per_tok} must be less than or equal to the number of "
+            f"experts, which is {config.num_local_experts}"
+        )
+    if noise := getattr(config, "router_jitter_noise", 0):
+        raise InvalidConfiguration(
+            f"{_FIELD}: router_jitter_noise {noise} is not composed here, since ranks that share tokens would draw "
+            "different noise: set it to 0"
+        )
 
 
 def windows_of(config: PreTrainedConfig) -> list[int | None]:

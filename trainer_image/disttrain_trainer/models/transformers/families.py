@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from disttrain_trainer.models.transformers.expert_files import ExpertFiles
+
 
 class Cut(Enum):
     """How the projections of a layer are cut over a tensor group."""
@@ -28,6 +30,8 @@ class Family:
     cut: Cut
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """The normalisations of a layer, over its width."""
+    experts: ExpertFiles | None = None
+    """Of a family with experts, how files hold them."""
 
     @property
     def modeling(self) -> ModuleType:
@@ -35,7 +39,8 @@ class Family:
         return import_module(f"transformers.models.{self.name}.modeling_{self.name}")
 
     def part(self, name: str) -> type[nn.Module]:
-        """Return a class of the family: `DecoderLayer`, `Attention`, `RMSNorm` or `RotaryEmbedding`."""
+        """Return a class of the family: `DecoderLayer`, `Attention`, `RMSNorm` or `RotaryEmbedding`; with experts also
+        `SparseMoeBlock`, `TopKRouter` or `Experts`."""
         found: Any = getattr(self.modeling, self.prefix + name)
         return found
 
@@ -47,6 +52,7 @@ FAMILIES = {
         Family("granite", "Granite", Cut.HEADS),
         Family("llama", "Llama", Cut.HEADS),
         Family("mistral", "Mistral", Cut.HEADS),
+        Family("mixtral", "Mixtral", Cut.HEADS, experts=ExpertFiles("block_sparse_moe", "w1", "w3", "w2")),
         Family("olmo2", "Olmo2", Cut.NORMED_ROWS, _OLMO2_NORMS),
         Family("phi3", "Phi3", Cut.FUSED),
         Family("qwen2", "Qwen2", Cut.HEADS),

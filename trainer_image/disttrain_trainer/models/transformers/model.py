@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from disttrain_api.transformers_config import LoraConfig, TransformersConfig
+from disttrain_trainer.checkpoint.file_part import FilePart
 from disttrain_trainer.models.transformers.attention import attend_in_parts, causal_attention
 from disttrain_trainer.models.transformers.config import library_config, windows_of
+from disttrain_trainer.models.transformers.experts import SparseBlock, compute_by_experts, initialise_experts
 from disttrain_trainer.models.transformers.families import FAMILIES, Family
 from disttrain_trainer.models.transformers.lora import Down, Up, add_adapters, is_adapter
 from disttrain_trainer.models.transformers.tensor_plan import tensor_plan
@@ -76,6 +78,7 @@ class CausalLanguageModel(nn.Module):
         if isinstance(layer, Down | Up):
             layer.reset_parameters()
             return
+        initialise_experts(self.family, self.config, layer)
         PreTrainedModel._init_weights(SimpleNamespace(config=self.config), layer)  # type: ignore[arg-type]
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -94,7 +97,10 @@ class CausalLanguageModel(nn.Module):
         if self.lora is not None and self.lora.dropout:
             raise ValueError("`training.model.config.lora.dropout` conflicts with it: remove one of the two")
         adapted = () if self.lora is None else self.lora.targets
-        return tensor_plan(self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted)
+        sparse = [number for number, layer in enumerate(self.model.layers) if isinstance(layer.mlp, SparseBlock)]
+        return tensor_plan(
+            self.family, self.config, sequence=sequence, vocabulary=vocabulary, adapted=adapted, sparse=sparse
+        )
 
     def use_context(self, context: ContextPart) -> None:
         """Compute parts of sequences from now on (parallel/context)."""
@@ -110,15 +116,22 @@ class CausalLanguageModel(nn.Module):
         """Whether weights to begin with may lack this parameter: it then keeps its initial values."""
         return is_adapter(name)
 
+    def part_in_files(self, name: str) -> FilePart:
+        """Return what a tensor of the files that the library writes is in this model."""
+        files = self.family.experts
+        return FilePart(name) if files is None else files.part(name)
+
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
 
-        Of a frozen parameter 4: it has no gradient of its own.
+        Of a frozen parameter 4: it has no gradient of its own. Experts that do not compute a token do not count.
         """
         config, table = self.config, self.model.embed_tokens.weight
         tied = self.lm_head.weight is table
         used = [parameter for parameter in self.parameters() if tied or parameter is not table]
         multiplied = sum(parameter.numel() * (6 if parameter.requires_grad else 4) for parameter in used)
+        idle = sum(block.idle_parameters for block in self.modules() if isinstance(block, SparseBlock))
+        multiplied -= idle * (6 if self.lora is None else 4)
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         attended = config.num_hidden_layers * config.num_attention_heads * width * self.sequence_length
         return float(multiplied + 12 * attended)
@@ -139,6 +152,7 @@ def build(config: TransformersConfig) -> nn.Module:
 def _decoder_layer(family: Family, config: PreTrainedConfig, number: int, window: int | None) -> nn.Module:
     layer = family.part("DecoderLayer")(config, number)
     layer.self_attn = causal_attention(family, config, number, window)
+    compute_by_experts(layer, family, config)
     return layer
 
 

@@ -29,12 +29,17 @@ _LAYER = "model.layers.*"
 
 
 def tensor_plan(
-    family: Family, config: PreTrainedConfig, *, sequence: bool, vocabulary: bool, adapted: Collection[str] = ()
-) -> dict[str, ParallelStyle]:
+    family: Family, config: PreTrainedConfig, *, sequence: bool, vocabulary: bool, adapted: Collection[str] = (),
+    sparse: Collection[int] = (),
+) -> dict[str, ParallelStyle]:  # fmt: skip
     """Return a style per submodule. With `vocabulary` the logits come as a DTensor cut along the vocabulary.
 
-    adapted: the projections that have a LoRA adapter.
+    adapted: the projections that have a LoRA adapter. sparse: the layers with experts, which are not cut: every rank of
+    the group has the same tokens there.
     """
+    dense = [_LAYER]
+    if sparse:
+        dense = [f"model.layers.{number}" for number in range(config.num_hidden_layers) if number not in sparse]
     between = _SEQUENCE if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -46,7 +51,8 @@ def tensor_plan(
     }
     for name, projection in _projections(family.cut, config, between).items():
         has_adapter = name.rpartition(".")[2] in adapted
-        plan[f"{_LAYER}.{name}"] = projection.with_adapter() if has_adapter else projection.style()
+        for layer in dense if name.startswith("mlp.") else [_LAYER]:
+            plan[f"{layer}.{name}"] = projection.with_adapter() if has_adapter else projection.style()
     plan |= {f"{_LAYER}.{name}": style for name, style in _head_norms(family.cut).items()}
     if sequence:
         plan["model.norm"] = SequenceParallel(use_local_output=True)
@@ -56,8 +62,11 @@ def tensor_plan(
                 input_kwarg_layouts={"hidden_states": _SEQUENCE},
                 desired_input_kwarg_layouts={"hidden_states": Replicate()},
             ),
-            f"{_LAYER}.mlp": PrepareModuleInput(input_layouts=_SEQUENCE, desired_input_layouts=Replicate()),
         }
+        for layer in dense:
+            plan[f"{layer}.mlp"] = PrepareModuleInput(input_layouts=_SEQUENCE, desired_input_layouts=Replicate())
+        for number in sparse:
+            plan[f"model.layers.{number}.mlp"] = _whole_sequence()
     return plan
 
 
@@ -113,6 +122,17 @@ def _head_norms(cut: Cut) -> dict[str, ParallelStyle]:
 
 
 _NORMS = ("q_norm", "k_norm")
+
+
+def _whole_sequence() -> ParallelStyle:
+    """[B, T, D], of which each rank has a part of the sequence before and behind, and all of it inside."""
+    return PrepareModuleInputOutput(
+        input_layouts=_SEQUENCE,
+        desired_input_layouts=Replicate(),
+        use_local_input=True,
+        output_layouts=Replicate(),
+        desired_output_layouts=_SEQUENCE,
+    )
 
 
 def _gathered_inside() -> ParallelStyle:
