@@ -214,6 +214,14 @@ MIXTRAL = {"model_type": "mixtral", "num_local_experts": 6, "intermediate_size":
     [
         (MIXTRAL, {"dataParallelShardDegree": 2, "expertParallelDegree": 2}, None),
         ({"model_type": "mixtral"}, {"dataParallelShardDegree": 2, "expertParallelDegree": 2}, None),
+        *(
+            (
+                {"model_type": "qwen3_moe", name: 6},
+                {"dataParallelShardDegree": 4, "expertParallelDegree": 4},
+                f"config.{name}: 6 must be a multiple of `expertParallelDegree`, which is 4",
+            )
+            for name in ("num_experts", "num_local_experts")
+        ),
         (
             MIXTRAL,
             {"dataParallelShardDegree": 4, "expertParallelDegree": 4},

@@ -55,6 +55,12 @@ class TestRefusals:
             ("mixtral", {"num_experts_per_tok": 5}, ["num_experts_per_tok 5 must be less than or equal", "which is 4"]),
             ("mixtral", {"num_local_experts": 10**9}, ["num_local_experts must be a whole number from 1 to 10000"]),
             ("mixtral", {"shared_expert_intermediate_size": 8}, ["`shared_expert_intermediate_size` is no field of a"]),
+            (
+                "qwen3_moe",
+                {"num_experts_per_tok": 5},
+                ["num_experts_per_tok 5 must be less than or equal", "which is 4"],
+            ),
+            ("qwen3_moe", {"decoder_sparse_step": 0}, ["no qwen3_moe can be built so"]),
             ("llama", {"num_hidden_layers": 10**9}, ["num_hidden_layers must be a whole number from 1 to 1000"]),
             ("llama", {"hidden_size": "wide"}, ["training.model.config"]),
         ],
@@ -90,7 +96,12 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("family", "target", "others"),
-        [("phi3", "q_proj", "o_proj, qkv_proj"), ("mixtral", "gate_up_proj", "q_proj, k_proj, v_proj, o_proj$")],
+        [
+            ("phi3", "q_proj", "o_proj, qkv_proj"),
+            ("mixtral", "gate_up_proj", "q_proj, k_proj, v_proj, o_proj$"),
+            # Only some of the layers have it.
+            ("qwen3_moe, dense layer, windows", "gate_proj", "q_proj, k_proj, v_proj, o_proj$"),
+        ],
     )
     def test_adapters_for_what_a_layer_has_not_are_refused(self, family, target, others):
         with pytest.raises(InvalidConfiguration, match=f"no `{target}`, expected some of {others}"):

@@ -1,25 +1,13 @@
-"""Models of transformers with experts: the library's loss of the router, layouts, files, adapters."""
+"""Models of transformers with experts: the library's loss of the router, and every layout as one process."""
 
-import json
 from functools import partial
-from itertools import count
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 
-from disttrain.main import main
-from disttrain_api.transformers_config import TransformersConfig
-from disttrain_trainer.checkpoint.export import StoredModel
-from disttrain_trainer.checkpoint.safetensors_reader import SafetensorsReader
-from disttrain_trainer.models.transformers.families import FAMILIES
-from disttrain_trainer.models.transformers.model import build
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.expert import expert_layers
-from disttrain_trainer.runtime.errors import CheckpointBroken
-from disttrain_trainer.transformers_export import export_model
-from tests.builders import a_manifest
 from tests.soak import SOAK
 from tests.unit.trainer.comparisons import (
     HELD_OUT_LOSS,
@@ -32,26 +20,25 @@ from tests.unit.trainer.comparisons import (
 from tests.unit.trainer.layouts import ACCUMULATE, ADAMW, FULL, OFFLOAD, PIPELINE, REPLICATE, SELECTIVE, SHARD, TENSOR
 from tests.unit.trainer.test_transformers import library_model
 from tests.unit.trainer.test_transformers_layouts import EVERYTHING, training
-from tests.unit.trainer.transformers_code import described, double_transformers
+from tests.unit.trainer.transformers_code import double_transformers
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 EXPERT = "expertParallelDegree"
 EP2 = {SHARD: 2, EXPERT: 2}
+WITH_EXPERTS = ("mixtral", "mixtral, window", "qwen3_moe", "qwen3_moe, dense layer, windows")
 # Powers of two: the library computes its loss in float32, and so exactly.
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
 LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "o_proj"]}
-PROMPT = torch.arange(8).unsqueeze(0)
-EAGER = {"experts_implementation": "eager"}
 
 
 def watched(module):
     """What the model's layers with experts share in a step, as the trainer makes it."""
     layers = expert_layers(module)
     step = RoutingOfStep(len(layers))
-    for number, layer in zip(count(), layers, strict=False):
+    for number, layer in enumerate(layers):
         layer.number, layer.step = number, step
     return step
 
@@ -59,7 +46,7 @@ def watched(module):
 class TestLossOfTheRouter:
     @pytest.mark.parametrize("recomputed", [False, True])
     @pytest.mark.parametrize("asked", [{}, {"router_aux_loss_coef": 0.5}, BALANCED])
-    @pytest.mark.parametrize("family", ["mixtral"])
+    @pytest.mark.parametrize("family", WITH_EXPERTS)
     def test_gradients_are_the_librarys(self, family, asked, recomputed):
         torch.manual_seed(0)
         own, theirs = double_transformers(family, **asked), library_model(family, **asked)
@@ -107,7 +94,7 @@ class TestLossOfTheRouter:
         assert (dropped, assigned, layers) == (0, 2 * 3 * 8 * 2, 2)
 
 
-@pytest.mark.parametrize("family", ["mixtral"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_the_router_computes_in_fp32_what_is_trained_in_half_precision(family):
     torch.manual_seed(0)
     module = double_transformers(family).float()
@@ -139,6 +126,9 @@ TRAININGS = {
     "mixtral": training("mixtral", ADAMW),
     "mixtral, balanced": training("mixtral", **BALANCED),
     "mixtral, window": training("mixtral, window"),
+    "qwen3_moe, balanced": training("qwen3_moe", ADAMW, **BALANCED),
+    # The first layer has no experts.
+    "dense layer": training("qwen3_moe, dense layer, windows"),
     "lora": training("mixtral", ADAMW, lora=LORA),
 }
 IN_TURN = {"pipeline": {"microbatches": 2}}
@@ -151,8 +141,12 @@ LAYOUTS = {
     "fsdp2 + ep2, lora": (2, "lora", EP2, {}),
     "tp2, sequence": (2, "mixtral, balanced", EVERYTHING, FULL),
     "tp2 + ep2": (2, "mixtral", {**EVERYTHING, EXPERT: 2}, {}),
+    "fsdp2 + ep2, qwen3_moe": (2, "qwen3_moe, balanced", EP2, FULL),
+    "tp2 + ep2, dense layer": (2, "dense layer", {**EVERYTHING, EXPERT: 2}, FULL),
+    "pp2, dense layer": (2, "dense layer", {PIPELINE: 2, **IN_TURN}, {}),
     "pp2": (2, "mixtral", {PIPELINE: 2, **IN_TURN}, FULL),
     "pp2 x fsdp2 + ep2": (4, "mixtral", {PIPELINE: 2, **EP2, **IN_TURN}, {}),
+    "fsdp2 x tp2 + ep4, qwen3_moe": (4, "qwen3_moe, balanced", {SHARD: 2, **EVERYTHING, EXPERT: 4}, {}),
     "fsdp4 + ep4": (4, "mixtral, window", {SHARD: 4, EXPERT: 4}, {}),
 }
 if SOAK:
@@ -164,6 +158,12 @@ if SOAK:
         "tp2, lora": (2, "lora", EVERYTHING, {}),
         "dp2 x fsdp2 + ep2": (4, "mixtral, balanced", {REPLICATE: 2, **EP2}, {}),
         "fsdp2 x tp2 + ep4": (4, "mixtral, balanced", {SHARD: 2, **EVERYTHING, EXPERT: 4}, FULL),
+        **{
+            f"{name}, qwen3_moe": (2, "qwen3_moe, balanced", at, {})
+            for name, at in (("dp2", {}), ("fsdp2", {SHARD: 2}))
+        },
+        "tp2, dense layer": (2, "dense layer", {TENSOR: 2}, {}),
+        "pp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {PIPELINE: 2, **EP2, **IN_TURN}, FULL),
         "pp2 x tp2": (4, "mixtral", {PIPELINE: 2, **EVERYTHING, **IN_TURN}, {}),
     }
 # training, parallelism, how the sentence begins
@@ -203,7 +203,7 @@ def alone(folder):
 
 
 @pytest.fixture(scope="module")
-def together(folder, exported, asked_for):
+def together(folder, asked_for):
     """Those cases of several ranks that are looked at, by name."""
     asked = partial(asked_for, "test_transformers_experts")
     cases = {
@@ -212,8 +212,6 @@ def together(folder, exported, asked_for):
         if name in asked("layout")
     }
     cases |= {case: (2, [{"training": REFUSED[case][0], "parallelism": REFUSED[case][1]}]) for case in asked("case")}
-    for name in asked("begin"):
-        cases[f"files, {name}"] = (2, [{"training": beginning_from(exported), "parallelism": BEGINNING[name]}])
     run = {"training": TRAININGS["mixtral, balanced"], "parallelism": EP2}
     cases |= {"through": (2, [run]), "resumed": (2, [{**run, "stop_after": 2}, run])}
     found = {}
@@ -250,121 +248,3 @@ def test_a_stopped_run_resumes_to_the_last_bit(together):
     assert "stopped after step 2" in stopped
     assert ended is None
     require_same_bits(together["resumed"]["parameters"], together["through"]["parameters"])
-
-
-GIVEN = TransformersConfig(config=described("mixtral"))
-BEGINNING = {"fsdp2 + ep2": EP2, "pp2": {PIPELINE: 2}, "tp2": {TENSOR: 2}}
-
-
-def beginning_from(path):
-    """A run whose own initialisation is another one than the seed's."""
-    return training("mixtral") | {"seed": 9, "checkpoint": {"initialFrom": str(path)}}
-
-
-def checkpoint_of(folder, name):
-    return folder / "alone" / name / "test" / "step-3"
-
-
-@pytest.fixture(scope="module")
-def exported(folder, alone):
-    """What one process has trained, in several files."""
-    target = folder / "exported"
-    export_model(StoredModel(checkpoint_of(folder, "mixtral")), GIVEN, target, most=4000)
-    return target
-
-
-def tensors_in(folder):
-    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
-
-
-class TestFiles:
-    def test_from_pretrained_computes_the_same(self, alone, exported):
-        assert len(list(exported.iterdir())) > 4
-        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
-            exported, output_loading_info=True, **EAGER
-        )
-        assert not any(loading_info.values()), loading_info
-        own = double_transformers("mixtral")
-        own.load_state_dict(alone["mixtral"]["parameters"])
-        assert model.dtype == torch.float64
-        assert torch.equal(model(PROMPT).logits, own.eval()(PROMPT))
-        described = build(TransformersConfig(path=str(exported), sequence_length=8)).double()
-        described.load_state_dict(alone["mixtral"]["parameters"])
-        assert torch.equal(described.eval()(PROMPT), own(PROMPT))
-
-    def test_they_are_those_that_the_library_writes(self, alone, exported, tmp_path):
-        theirs = library_model("mixtral")
-        theirs.load_state_dict(alone["mixtral"]["parameters"])
-        theirs.save_pretrained(tmp_path)
-        found = tensors_in(exported)
-        assert "model.layers.1.block_sparse_moe.experts.3.w2.weight" in found
-        require_same_bits(found, tensors_in(tmp_path))
-
-    @pytest.fixture(scope="class")
-    def read(self, folder, alone, exported):
-        """Runs of one process that begin with the same weights: a checkpoint's, files of each kind."""
-        stacked = folder / "stacked.safetensors"
-        save_file(alone["mixtral"]["parameters"], stacked)
-        begins = {"checkpoint": checkpoint_of(folder, "mixtral"), "files": exported, "stacked files": stacked}
-        return run_cases(folder / "read", 1, {name: [{"training": beginning_from(at)}] for name, at in begins.items()})
-
-    @pytest.mark.parametrize("kind", ["files", "stacked files"])
-    def test_they_are_read_back_bit_by_bit(self, read, kind):
-        assert read[kind]["errors"] == read["checkpoint"]["errors"] == [None]
-        require_same_bits(read[kind]["parameters"], read["checkpoint"]["parameters"])
-
-    @pytest.mark.parametrize("begin", BEGINNING)
-    def test_every_layout_reads_them(self, together, read, begin):
-        found = together[f"files, {begin}"]
-        assert found["errors"] == [None]
-        require_same(found["parameters"], read["files"]["parameters"])
-
-    @pytest.mark.parametrize(
-        ("changes", "part"),
-        [
-            ({"w1 of 1": None}, "it holds 3 of the 4 parts of `model.layers.0.mlp.experts.gate_up_proj`"),
-            ({"w3 of 1": None, "w1 of 1": None, "w1 of 7": (2, 3)}, "it holds 3 of the 8 parts of"),
-            (
-                {"w3 of 1": (3, 2)},
-                "`model.layers.0.block_sparse_moe.experts.1.w3.weight` is torch.float32 of shape [3, 2]",
-            ),
-            ({"w3 of 1": (2,)}, "of shape [2] beside"),
-            ({"stack": (2, 4, 3)}, "is of `model.layers.0.mlp.experts.gate_up_proj`, which is there already"),
-        ],
-    )
-    def test_experts_that_do_not_fit_together_end_with_a_sentence(self, tmp_path, changes, part):
-        shapes = {"w1 of 0": (2, 3), "w3 of 0": (2, 3), "w1 of 1": (2, 3), "w3 of 1": (2, 3)} | changes
-        names = {"stack": "model.layers.0.mlp.experts.gate_up_proj"} | {
-            key: f"model.layers.0.block_sparse_moe.experts.{key[-1]}.{key[:2]}.weight"
-            for key in shapes
-            if key != "stack"
-        }
-        file = tmp_path / "model.safetensors"
-        save_file({names[key]: torch.ones(shape) for key, shape in shapes.items() if shape is not None}, file)
-        with pytest.raises(CheckpointBroken) as broken:
-            SafetensorsReader(file, FAMILIES["mixtral"].experts.part).read_metadata()
-        assert part in str(broken.value)
-
-
-class TestAdapters:
-    def test_peft_reads_those_of_attention(self, folder, alone, tmp_path):
-        peft = pytest.importorskip("peft")
-        parameters = alone["lora"]["parameters"]
-        model = {"name": "transformers", "config": {"config": GIVEN.config, "lora": LORA}}
-        data = {"name": "synthetic", "config": {"kind": "Tokens", "vocabularySize": 16}}
-        (tmp_path / "job.yaml").write_text(json.dumps(a_manifest(training={"model": model, "data": data})))
-        at = ["export", str(checkpoint_of(folder, "lora"))]
-        given = ["--model", str(tmp_path / "job.yaml")]
-        assert main([*at, str(tmp_path / "adapter"), *given, "--adapter"]) == 0
-        assert main([*at, str(tmp_path / "merged"), *given]) == 0
-        own = double_transformers("mixtral", lora=LORA)
-        own.load_state_dict(parameters)
-        expected = own.eval()(PROMPT)
-        base = library_model("mixtral")
-        base.load_state_dict({name: value for name, value in parameters.items() if ".lora_" not in name})
-        unadapted = base(PROMPT).logits
-        adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", torch_device="cpu").double().eval()
-        torch.testing.assert_close(adapted(PROMPT).logits, expected, rtol=1e-12, atol=1e-12)
-        assert (expected - unadapted).abs().max() > 1e-3
-        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", **EAGER)
-        torch.testing.assert_close(merged(PROMPT).logits, expected, rtol=1e-12, atol=1e-12)

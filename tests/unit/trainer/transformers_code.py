@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+_QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "llama, llama3 rotary": {
@@ -41,6 +42,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral, window": {"model_type": "mistral", "sliding_window": 3},
     "mixtral": {"num_local_experts": 4},
     "mixtral, window": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 3},
+    "qwen3_moe": {**_QWEN_EXPERTS, "head_dim": 8, "norm_topk_prob": True},
+    "qwen3_moe, dense layer, windows": {
+        **_QWEN_EXPERTS,
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "sliding_window": 3,
+    },
     "olmo2": {},
     "phi3": {"tie_word_embeddings": True},
     "granite": {

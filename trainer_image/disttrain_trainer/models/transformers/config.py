@@ -59,7 +59,7 @@ def library_config(given: TransformersConfig) -> PreTrainedConfig:
     try:
         if given.config is not None:
             # The library takes every name, so a misspelt one would leave the default without a word.
-            _require_known(written, {*described().to_dict(), *described.attribute_map})
+            _require_known(written, {*described().to_dict(), *described.attribute_map, *family.fields})
         config = described.from_dict(dict(written))
     except InvalidConfiguration:
         raise

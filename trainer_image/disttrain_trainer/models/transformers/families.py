@@ -32,6 +32,8 @@ class Family:
     """The normalisations of a layer, over its width."""
     experts: ExpertFiles | None = None
     """Of a family with experts, how files hold them."""
+    fields: tuple[str, ...] = ()
+    """What the library reads of a config that does not declare it."""
 
     @property
     def modeling(self) -> ModuleType:
@@ -46,6 +48,7 @@ class Family:
 
 
 _OLMO2_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_QWEN_EXPERTS = ExpertFiles("mlp", "gate_proj", "up_proj", "down_proj")
 FAMILIES = {
     family.name: family
     for family in (
@@ -57,6 +60,7 @@ FAMILIES = {
         Family("phi3", "Phi3", Cut.FUSED),
         Family("qwen2", "Qwen2", Cut.HEADS),
         Family("qwen3", "Qwen3", Cut.NORMED_HEADS),
+        Family("qwen3_moe", "Qwen3Moe", Cut.NORMED_HEADS, experts=_QWEN_EXPERTS, fields=("head_dim",)),
         Family("smollm3", "SmolLM3", Cut.HEADS),
     )
 }
