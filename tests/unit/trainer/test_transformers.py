@@ -108,13 +108,14 @@ class TestRefusals:
             double_transformers(family, lora={"targets": [target]})
 
 
-def test_a_layer_that_is_initialised_gets_the_same_values_without_memory():
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe, dense layer, windows"])
+def test_a_layer_that_is_initialised_gets_the_same_values_without_memory(family):
     """So that a model that is built on the meta device is no other one."""
     with torch.device("meta"):
-        module = build(TransformersConfig(config=described("llama"), sequence_length=8))
+        module = build(TransformersConfig(config=described(family), sequence_length=8))
     materialise(module, torch.device("cpu"), seed=0)
     torch.manual_seed(0)
-    usual = build(TransformersConfig(config=described("llama"), sequence_length=8))
+    usual = build(TransformersConfig(config=described(family), sequence_length=8))
     rotary = "model.layers.0.self_attn.rotary_emb.inv_freq"
     assert torch.equal(module.get_buffer(rotary), usual.get_buffer(rotary))
     for name, parameter in usual.named_parameters():
