@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from disttrain_trainer.moe.exchange import Exchange
-from disttrain_trainer.moe.layer import MixtureOfExperts
+from disttrain_trainer.moe.layer import RoutedExperts
 from disttrain_trainer.parallel.expert import expert_layers
 
 _GROUPED = torch.ops.aten._grouped_mm.default
@@ -53,7 +53,7 @@ def spread_tokens_evenly(module: nn.Module) -> bool:
     return bool(layers)
 
 
-def _even(layer: MixtureOfExperts) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]:
+def _even(layer: RoutedExperts) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]:
     def sort(experts: Tensor, admitted: Tensor, count: int) -> tuple[Tensor, Tensor]:
         total = experts.numel()
         if layer.training and layer.capacity_factor is not None:

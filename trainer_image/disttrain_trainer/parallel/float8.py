@@ -28,7 +28,7 @@ def multiply_in_float8(module: nn.Module, recipe: Float8Recipe, device: Device) 
     """
     emulated = device.emulates_float8(recipe)
     try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # type: ignore[import-untyped]
     except ImportError as error:
         raise InvalidConfiguration(
             "`training.float8`: the package torchao is not in the image; install `disttrain[fp8]`"
