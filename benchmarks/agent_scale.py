@@ -1,6 +1,6 @@
 """What asking many agents costs the operator, how old its figures are, and what an agent costs beside its ranks.
 
-The operator's code that asks agents, at its own pace (each job once in 10 s, 50 jobs a second), in this process; the
+The operator's code that asks agents, at its own pace (each job once in 10 s, 100 jobs a second), in this process; the
 agents are one server on the loopback interface, in another one. Each answer has another step, so each would wake its
 job; what the operator then decides and writes is not part of this. The age of a job's figures is the time between two
 answers of its agent; the reference is the pace.

@@ -23,7 +23,7 @@ from disttrain_operator.snapshot import World
 Raw = dict[str, Any]
 INTERVAL_SECONDS = 10.0
 """The operator's own default."""
-PER_SECOND = 50.0
+PER_SECOND = 100.0
 """The same."""
 HOST = "10.0.0.1"
 """An address that a pod may have; the operator takes no loopback address for one."""

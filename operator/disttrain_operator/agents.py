@@ -55,6 +55,19 @@ class _Taken:
     """Step of the newest checkpoint that was known then."""
 
 
+class Turns:
+    """At most so many requests a second, whatever each of them takes; what a break leaves out is not made up for."""
+
+    def __init__(self, per_second: float) -> None:
+        self._apart = 1.0 / per_second
+        self._next = 0.0
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the next request, after one has begun. now: seconds of a clock that only grows."""
+        self._next = max(self._next + self._apart, now)
+        return self._next - now
+
+
 class Agents:
     """Asks agents, and keeps the last answer of each job that runs."""
 
@@ -72,7 +85,7 @@ class Agents:
     ) -> None:
         """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid."""
         self._world, self._token_of, self._wake, self._active = world, token_of, wake, active
-        self._interval, self._pause = interval, 1.0 / per_second
+        self._interval, self._turns = interval, Turns(per_second)
         self._ask_with, self._stacks = ask, GangStacks(world, token_of, looks_apart)
         self._slots = asyncio.Semaphore(AT_A_TIME)
         self._live: dict[str, Live] = {}
@@ -126,11 +139,12 @@ class Agents:
     async def _ask_all(
         self, agents: list[Agent], ask: Ask, asked: Callable[[Agent, Ask], Coroutine[None, None, None]]
     ) -> None:
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             for agent in agents:
                 await self._slots.acquire()
                 tasks.create_task(asked(agent, ask)).add_done_callback(lambda _: self._slots.release())
-                await asyncio.sleep(self._pause)
+                await asyncio.sleep(self._turns.wait(loop.time()))
 
     async def _agents(self) -> AsyncIterator[Agent]:
         for number, group in enumerate(self._world.pods.groups()):

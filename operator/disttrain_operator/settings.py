@@ -181,7 +181,7 @@ class Settings:
     progress_interval_seconds: float = _flag(
         "shortest time between two progress requests to a running job; 0: never ask", 10.0, _INTERVAL
     )
-    progress_per_second: float = _flag("progress requests per second at most, over all jobs", 50.0, _MORE_THAN_0)
+    progress_per_second: float = _flag("progress requests per second at most, over all jobs", 100.0, _MORE_THAN_0)
     history_jobs: int = _flag(
         "finished jobs of a namespace that its ConfigMap disttrain-history keeps the end of; 0: none", 100, _HISTORY
     )

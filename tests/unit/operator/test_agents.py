@@ -13,7 +13,7 @@ from aiohttp import web
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES
 from disttrain_operator.agent_client import Agent, Ask, agent_of, over_http
-from disttrain_operator.agents import Agents
+from disttrain_operator.agents import Agents, Turns
 from disttrain_operator.decide.observed import Blame
 from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.kube.errors import TooLarge
@@ -301,6 +301,21 @@ async def test_over_http_the_token_is_sent_and_answers_are_bounded_and_not_follo
                 await ask(agent, "elsewhere", path)
             with pytest.raises(TooLarge, match="larger than"):
                 await ask(agent, "long", path)
+
+
+def test_requests_come_at_their_rate_whatever_each_takes() -> None:
+    """Red where a pause follows the work of a request: there were 43 a second instead of 50."""
+    turns, now, begun = Turns(50.0), 0.0, []
+    for work in (0.0, 0.015, 0.005, 0.019, 0.0):
+        begun.append(round(now, 3))
+        now += work
+        now += turns.wait(now)
+    assert begun == [0.0, 0.02, 0.04, 0.06, 0.08]
+
+
+def test_what_was_not_asked_in_a_break_is_not_asked_at_once_after_it() -> None:
+    turns = Turns(50.0)
+    assert [round(turns.wait(now), 3) for now in (60.0, 60.0, 60.0)] == [0.0, 0.02, 0.04]
 
 
 async def test_rounds_go_on_whatever_an_agent_does() -> None:
