@@ -108,7 +108,10 @@ class Look:
             os.kill(process.pid, STACKS_SIGNAL)
         except OSError as error:
             return f"it cannot be asked: {error.strerror}"
-        return await _written(path, lambda: process.alive) or "it does not answer: it is stopped, or the disk is full"
+        if found := await _written(path, lambda: process.alive):
+            return found
+        # A signal stops a process when that is given a processor next.
+        return STOPPED if _is_stopped(process.pid) else "it does not answer: it is stopped, or the disk is full"
 
     def _rank(self, process: Rank) -> RankStatus:
         rank = process.rank

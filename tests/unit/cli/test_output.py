@@ -13,7 +13,7 @@ from disttrain.output import Outlet
 
 PACKAGE = Path(next(iter(disttrain.__path__)))
 # Its streams are those of a pod.
-NO_PERSON = {"output.py", "fork_server.py"}
+NO_PERSON = {"output.py", "fork_server.py", "in_cluster.py"}
 
 
 def a_pipe() -> tuple[int, Outlet]:
