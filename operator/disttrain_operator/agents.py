@@ -10,6 +10,7 @@ size, its numbers, and whether it speaks of this job and attempt.
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -118,13 +119,15 @@ class Agents:
             due = loop.time()
             while True:
                 began = loop.time()
+                then = began + min(WATCH_SECONDS, self._interval)
                 if self._active():
                     if began >= due:
                         due = began + self._interval
                         await self.round(ask)
                     else:
-                        await self.watch(ask)
-                await asyncio.sleep(max(0.0, began + min(WATCH_SECONDS, self._interval) - loop.time()))
+                        await self.watch(ask, due)
+                    then = min(then, due)
+                await asyncio.sleep(max(0.0, then - loop.time()))
 
     async def round(self, ask: Ask) -> None:
         """Ask every agent that is due once for its figures; returns when all have answered or failed."""
@@ -132,16 +135,23 @@ class Agents:
         self._forget_all_but({agent.job_uid for agent in agents})
         await self._ask_all([agent for agent in agents if self._is_due(agent.job_uid)], ask, self._ask)
 
-    async def watch(self, ask: Ask) -> None:
-        """Ask every agent whose ranks take steps once whether they still do."""
-        await self._ask_all(list(self._watched.values()), ask, self._look_again)
+    async def watch(self, ask: Ask, until: float = math.inf) -> None:
+        """Ask every agent whose ranks take steps once whether they still do. until: time of the loop at which figures
+        are due, which say that, too."""
+        await self._ask_all(list(self._watched.values()), ask, self._look_again, until)
 
     async def _ask_all(
-        self, agents: list[Agent], ask: Ask, asked: Callable[[Agent, Ask], Coroutine[None, None, None]]
+        self,
+        agents: list[Agent],
+        ask: Ask,
+        asked: Callable[[Agent, Ask], Coroutine[None, None, None]],
+        until: float = math.inf,
     ) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             for agent in agents:
+                if loop.time() >= until:
+                    return
                 await self._slots.acquire()
                 tasks.create_task(asked(agent, ask)).add_done_callback(lambda _: self._slots.release())
                 await asyncio.sleep(self._turns.wait(loop.time()))

@@ -1,5 +1,6 @@
 """Asking the agents of ranks that stand still: who is named, how often they are asked, and what names nobody."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -85,6 +86,18 @@ async def test_a_rank_that_seems_to_hang_is_found_at_a_short_deadline_between_ro
     assert (await fleet.watch()).suspicion is None
     live = await fleet.round()
     assert (live.suspicion, live.stall) == (None, None)
+
+
+async def test_a_round_between_gives_way_to_figures_that_are_due() -> None:
+    """Red where it goes on: of 1,000 jobs it takes ten seconds, so figures came in every other ten seconds only."""
+    fleet = Still()
+    await fleet.round()
+    asked = len(fleet.asked)
+    now = asyncio.get_running_loop().time()
+    await fleet.agents.watch(fleet._ask, until=now)
+    assert len(fleet.asked) == asked
+    await fleet.agents.watch(fleet._ask, until=now + 3600)
+    assert len(fleet.asked) > asked
 
 
 async def test_between_rounds_figures_of_a_job_are_no_news() -> None:
