@@ -114,6 +114,12 @@ def layer(**options: object) -> MixtureOfExperts:
     return MixtureOfExperts(FeedForwardExperts(4, 8, 16, deviation=0.3), 4, 8, **options).double()
 
 
+def test_initial_values_of_the_router_are_drawn_before_those_of_the_experts():
+    """A seed gives the model that it has always given: values are drawn in the order of the parameters."""
+    names = [name.split(".")[0] for name, _ in layer().named_parameters()]
+    assert names == ["router", *["experts"] * (len(names) - 1)]
+
+
 def test_a_token_is_the_sum_of_its_experts_weighted_by_their_gates():
     module, inputs = layer(), torch.randn(2, 3, 8, dtype=torch.float64)
     tokens = inputs.flatten(0, 1)

@@ -26,19 +26,20 @@ from disttrain_trainer.moe.step import RoutingOfStep
 class RoutedExperts(nn.Module, ABC):
     """[B, ..., D] -> [B, ..., D]: every token is the sum of what its experts make of it, weighted by their gates.
 
-    Which they are is the subclass's to say. experts: a module whose every parameter has a row per expert, called with
-    tokens [n, D] in order of experts and the number of rows of each expert [E]; it takes its parameters through
-    `disttrain_trainer.moe.experts.own`, since with expert parallelism a rank has some of the rows. A token that no
-    expert takes becomes zero.
+    A subclass chooses the experts of a token, and sets its router first and then `experts`: initial values are drawn in
+    that order. A token that no expert takes becomes zero.
     """
 
+    experts: nn.Module
+    """Each of its parameters has a row per expert. It is called with tokens [n, D] in order of experts and the number
+    of rows of each expert [E], and takes its parameters through `disttrain_trainer.moe.experts.own`, since with expert
+    parallelism a rank has some of the rows."""
     pools_layers = False
     """Whether it adds a loss that is one of all layers together."""
 
-    def __init__(self, experts: nn.Module, count: int, per_token: int, capacity_factor: float | None = None) -> None:
+    def __init__(self, count: int, per_token: int, capacity_factor: float | None = None) -> None:
         super().__init__()
         self.count, self.per_token, self.capacity_factor = count, per_token, capacity_factor
-        self.experts = experts
         # These are the trainer's to set: what a step wants to know, where the experts are if not all here, and what
         # sorts assignments.
         self.number = 0
@@ -100,15 +101,16 @@ class RoutedExperts(nn.Module, ABC):
 
 
 class MixtureOfExperts(RoutedExperts):
-    """RoutedExperts with a linear router (routing.choose). width: D."""
+    """RoutedExperts with a linear router (routing.choose). experts: as in RoutedExperts; width: D."""
 
     def __init__(
         self, experts: nn.Module, count: int, width: int, *, per_token: int = 2, capacity_factor: float | None = None,
         auxiliary_loss_weight: float = 0.01, z_loss_weight: float = 0.001,
     ) -> None:  # fmt: skip
-        super().__init__(experts, count, per_token, capacity_factor)
+        super().__init__(count, per_token, capacity_factor)
         self.auxiliary_loss_weight, self.z_loss_weight = auxiliary_loss_weight, z_loss_weight
         self.router = nn.Linear(width, count, bias=False)
+        self.experts = experts
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Choice]:
         # Rounding decides between experts (Switch, section 2.4).

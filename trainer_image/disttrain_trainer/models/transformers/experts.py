@@ -28,8 +28,9 @@ class SparseBlock(RoutedExperts):
 
     def __init__(self, family: Family, config: PreTrainedConfig) -> None:
         count, per_token = config.num_local_experts, config.num_experts_per_tok
-        super().__init__(_stacked(family.part("Experts"))(config), count, per_token)
+        super().__init__(count, per_token)
         self.gate = family.part("TopKRouter")(config)
+        self.experts = _stacked(family.part("Experts"))(config)
         # The library adds its loss where the config asks for the router's logits.
         self.loss_weight = float(config.router_aux_loss_coef) if config.output_router_logits else 0.0
         self.pools_layers = bool(self.loss_weight)
