@@ -62,7 +62,7 @@ def _write_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         why = crash.message if crash else str(report.longrepr).strip().splitlines()[-1]
-        _write({"failed": report.nodeid, "why": f"{report.when or 'collect'}: {why.splitlines()[0][:200]}"})
+        _write({"failed": report.nodeid, "why": f"{report.when or 'collect'}: {why.splitlines()[0][:400]}"})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

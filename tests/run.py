@@ -2,8 +2,8 @@
 
 `python -m tests.run` is the gate: linters, then what is fast and certain (tests/suites.py says what that leaves out).
 A test that fails there is run once more, alone, when all others have ended; if it passes then, it is named as flaky and
-the gate is green. `python -m tests.run --all` is everything, without a second run. With arguments of pytest, either is
-pytest with these arguments.
+the gate is green. Tests that fail with a fixture that they share do so together. `python -m tests.run --all` is
+everything, without a second run. With arguments of pytest, either is pytest with these arguments.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ GRACE_SECONDS = 30.0
 SOME_FAILED = 1
 """pytest's exit code where all tests ran and some failed."""
 MOST_FAILURES_RUN_AGAIN = 5
+"""Where more fail than these, it is the change."""
 MOST_FAILURES_SHOWN = 30
 MARK = "DISTTRAIN_TEST_STEP"
 """In the environment of all that a step starts."""
@@ -256,16 +257,25 @@ def default_signals() -> None:
 
 def run_again(outcomes: Iterable[Outcome], shell: Mapping[str, str]) -> set[str]:
     """Those of a few failed tests that pass alone."""
-    failed = [test for outcome in outcomes for test in outcome.failed]
-    if not 0 < len(failed) <= MOST_FAILURES_RUN_AGAIN:
+    groups = same_failures(outcomes)
+    if not 0 < len(groups) <= MOST_FAILURES_RUN_AGAIN:
         return set()
-    print(f"run once more, alone: {len(failed)} tests", flush=True)
-    passed = set()
-    for number, test in enumerate(failed):
-        (outcome,) = run_steps([pytest_step(f"again-{number}", test, seconds=300)], shell)
-        if outcome.code == 0 and not outcome.left:
-            passed.add(test)
+    print(f"run once more, alone: {sum(map(len, groups))} tests", flush=True)
+    passed = set[str]()
+    for number, tests in enumerate(groups):
+        (outcome,) = run_steps([pytest_step(f"again-{number}", *tests, seconds=300)], shell)
+        if not list(outcome.problems()):
+            passed |= tests - outcome.failed.keys()
     return passed
+
+
+def same_failures(outcomes: Iterable[Outcome]) -> list[set[str]]:
+    """Failed tests that share a failure: that of a fixture of their module."""
+    found = dict[tuple[str, str], set[str]]()
+    for test, why in (failure for outcome in outcomes for failure in outcome.failed.items()):
+        shared = test.partition("::")[0] if why.startswith("setup: ") else test
+        found.setdefault((shared, why), set()).add(test)
+    return list(found.values())
 
 
 def summary(outcomes: Sequence[Outcome], passed_alone: set[str], idle: Sequence[str]) -> Iterator[str]:

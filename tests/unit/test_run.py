@@ -81,6 +81,7 @@ def test_a_mount_that_outlives_a_step_is_named_and_unmounted(logs: Path) -> None
 
 
 PASSES, FAILS = "tests/unit/test_run.py::test_the_shell_says_only_where_things_are", "tests/unit/none.py::test"
+PASSES_TOO = "tests/unit/test_run.py::test_a_row_that_finds_no_test_is_red"
 
 
 @pytest.mark.parametrize(("tests", "code"), [([PASSES], 0), ([FAILS], 1), ([PASSES, FAILS], 1), ([PASSES] * 6, 1)])
@@ -92,6 +93,14 @@ def test_a_few_tests_that_fail_are_run_once_more_alone(tests, code, capsys) -> N
     assert (f"flaky: {PASSES}" in output) == (PASSES in tests and len(tests) < 6)
     assert (f"FAILED {FAILS} - call: no" in output) == (FAILS in tests)
     assert output.splitlines()[-1].startswith("tests: ")
+
+
+@pytest.mark.parametrize(("whens", "code"), [(["setup", "setup"], 0), (["call", "call"], 1)])
+def test_tests_that_fail_with_the_fixture_they_share_are_run_once_more_together(whens, code, monkeypatch) -> None:
+    monkeypatch.setattr(runner, "MOST_FAILURES_RUN_AGAIN", 1)
+    tests = zip((PASSES, PASSES_TOO), whens, strict=True)
+    entries = [{"failed": test, "why": f"{when}: no"} for test, when in tests]
+    assert run([[a_step(that_prints(*entries, {"counts": {}, "rows": []}))]], SHELL, gate=True) == code
 
 
 def test_the_complete_suite_has_no_second_look(capsys) -> None:

@@ -5,24 +5,27 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_api.jobconfig import JobConfig
+from disttrain_api.mesh import Mesh
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.checkpoint.compatibility import extra_state_in
 from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.optim import optimizers
 from disttrain_trainer.runtime.config import Config, resolve
-from disttrain_trainer.runtime.device import find_device
+from disttrain_trainer.runtime.device import Device, find_device
 from disttrain_trainer.runtime.errors import TrainerError
 from disttrain_trainer.runtime.mesh import World, context_group_of, device_mesh_of, join_world
 from disttrain_trainer.runtime.stop import StopRequest
@@ -84,13 +87,15 @@ def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
 
 def in_layout(world: World, config: Config) -> World:
     """The same ranks in the layout of the config."""
-    return replace(
-        world,
-        mesh=config.mesh,
-        device_mesh=device_mesh_of(config.mesh, world.device),
-        output_index=output_index(config.job.parallelism),
-        context=context_group_of(config.mesh),
-    )
+    device_mesh, context = _groups_of(config.mesh, world.device)
+    output = output_index(config.job.parallelism)
+    return replace(world, mesh=config.mesh, device_mesh=device_mesh, output_index=output, context=context)
+
+
+@cache
+def _groups_of(mesh: Mesh, device: Device) -> tuple[DeviceMesh, dist.ProcessGroup | None]:
+    """Made once for all cases of a layout: each group has threads and connections that live as long as the rank."""
+    return device_mesh_of(mesh, device), context_group_of(mesh)
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:

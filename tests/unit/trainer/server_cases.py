@@ -31,7 +31,7 @@ from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError
 from disttrain_trainer.runtime.mesh import World, join_world
 from tests.unit.trainer.cases import StopAfter, in_layout, of_all_ranks, whole
-from tests.unit.trainer.worlds import Patience, job, launch, small
+from tests.unit.trainer.worlds import Patience, how_they_ended, job, launch, small
 from tools.cluster.ports import free_port
 
 TOKEN = "a-token"
@@ -61,7 +61,7 @@ def run_server_cases(
         folder, None, ranks + 1, module="tests.unit.trainer.server_cases", device=device, **environment
     ) as world:
         ended = (patience or Patience()).wait_for(world, lambda: [_is_finished(folder / name, ranks) for name in cases])
-        assert [rank.code for rank in ended] == [0] * (ranks + 1), "\n".join(rank.err for rank in ended)
+        assert [rank.code for rank in ended] == [0] * (ranks + 1), how_they_ended(ended)
     return {name: _result(folder / name, ranks) for name in cases}
 
 

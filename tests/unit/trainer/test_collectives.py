@@ -7,7 +7,7 @@ import torch
 
 from disttrain_trainer.collectives.schedules import SCHEDULES, Schedule, central, chunk_sizes, ring, ring_bytes, tree
 from tests.unit.trainer.collective_ranks import FORMATS, SIZES, numbers
-from tests.unit.trainer.worlds import run_ranks
+from tests.unit.trainer.worlds import how_they_ended, run_ranks
 
 RANKS = range(1, 10)
 WORLD = 4
@@ -66,7 +66,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
     module = "tests.unit.trainer.collective_ranks"
     ended = run_ranks(folder / "run", None, WORLD, module=module, RESULTS=str(folder))
-    assert [rank.code for rank in ended] == [0] * WORLD, "\n".join(rank.err for rank in ended)
+    assert [rank.code for rank in ended] == [0] * WORLD, how_they_ended(ended)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.techniques_rank import MICROBATCHES
-from tests.unit.trainer.worlds import run_ranks
+from tests.unit.trainer.worlds import how_they_ended, run_ranks
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 PRODUCTS = {"aten.addmm.default", "aten.mm.default", ATTENTION}
@@ -16,7 +16,7 @@ RANKS = 2
 
 def watched(folder, ranks):
     ended = run_ranks(folder, None, ranks, module="tests.unit.trainer.techniques_rank", RESULTS=str(folder))
-    assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
+    assert [rank.code for rank in ended] == [0] * ranks, how_they_ended(ended)
     return torch.load(folder / "results.pt", weights_only=False)
 
 

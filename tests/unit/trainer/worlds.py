@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -193,6 +193,13 @@ class Ended:
         return self.report.error
 
 
+def how_they_ended(ranks: Sequence[Ended]) -> str:
+    """A line with each rank's code and last line, which is that of the error, and then all that they have printed."""
+    last = [(rank.err.strip() or "nothing printed").splitlines()[-1] for rank in ranks]
+    line = "; ".join(f"rank {number} ended with {ranks[number].code}: {text}" for number, text in enumerate(last))
+    return "\n".join([line, *(rank.err for rank in ranks)])
+
+
 @dataclass
 class World:
     """Running ranks."""
@@ -351,7 +358,7 @@ def run_cases(
     (folder / "cases.json").write_text(json.dumps(cases))
     with launch(folder, None, ranks, module=module, CASES=str(folder), **options) as world:
         ended = (patience or Patience()).wait_for(world, lambda: [_is_finished(folder / name) for name in cases])
-        assert [rank.code for rank in ended] == [0] * ranks, "\n".join(rank.err for rank in ended)
+        assert [rank.code for rank in ended] == [0] * ranks, how_they_ended(ended)
     return {name: _result(folder / name) for name in cases}
 
 
