@@ -46,14 +46,9 @@ class TestRequest:
     def storages(cls, tmp_path_factory):
         """A run that is asked, and killed once it has saved; the step of that checkpoint; a run that is left alone."""
         folder = tmp_path_factory.mktemp("asked")
-        training = small(
-            steps=40,
-            model=user("wide_mlp"),
-            data=user("slow_samples"),
-            logging={"interval": 1},
-            checkpoint={"interval": 40},
-        )
-        with launch(folder / "asked", job(training), ranks=2, storage=folder / "a") as world:
+        training = small(steps=40, model=user("wide_mlp"), logging={"interval": 1}, checkpoint={"interval": 40})
+        slow = training | {"data": user("slow_samples")}
+        with launch(folder / "asked", job(slow), ranks=2, storage=folder / "a") as world:
             world.wait_until(lambda: world.reached(3))
             os.utime(checkpoint_request_file(folder / "asked" / "reports"))
             world.wait_until(lambda: newest_seen(folder / "a" / "test") is not None)
