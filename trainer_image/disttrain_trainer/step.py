@@ -17,7 +17,7 @@ from disttrain_trainer.parallel.data_parallel import (
     synchronize_gradients,
     without_search,
 )
-from disttrain_trainer.parallel.gradient_norm import clip, total_norm_later
+from disttrain_trainer.parallel.gradient_norm import GradientNorm, clip, norm_of_gradients
 from disttrain_trainer.parallel.sparse_gradients import settle_sparse_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
 from disttrain_trainer.parallel.untouched import Untouched
@@ -115,18 +115,18 @@ def accumulate_gradients(
 
 
 @torch.no_grad()
-def clip_gradients(state: State, maximum: float | None, world: World) -> Callable[[], torch.Tensor]:
+def clip_gradients(state: State, maximum: float | None, world: World) -> GradientNorm:
     """Scale the gradient down to `maximum` where its 2-norm is above it.
 
-    Returns a function that waits for the norm that it had: where nothing clips, the update does not wait for ranks that
-    are still in their backward pass, as those of a pipeline's first stage are. Raises InvalidConfiguration where the
-    gradient is sparse and the job does not take that.
+    Returns the norm that it had: where nothing clips, the update does not wait for ranks that are still in their
+    backward pass, as those of a pipeline's first stage are. Raises InvalidConfiguration where the gradient is sparse
+    and the job does not take that.
     """
     settle_sparse_gradients(state.parameters, state.module, state.optimizer, state.takes_no_sparse_gradient)
     settle_gradients(state.parameters)
     state.precision.unscale(state.parameters)
     copies = state.pipeline.copies if state.pipeline is not None else None
-    norm = total_norm_later(state.parameters, world, copies)
+    norm = norm_of_gradients(state.parameters, world, copies)
     if maximum is not None:
         clip(state.parameters, norm(), maximum)
     return norm

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from disttrain_trainer.parallel.gradient_norm import total_norm, total_norm_later
+from disttrain_trainer.metrics.results import SumOverRanks
+from disttrain_trainer.parallel.gradient_norm import GradientNorm, norm_of_gradients, total_norm
 
 WORLD = SimpleNamespace(
     size=2, mesh=SimpleNamespace(pipeline=2), device=SimpleNamespace(torch=torch.device("cpu")), control="control"
@@ -28,13 +29,29 @@ def test_a_rank_without_a_gradient_sends_a_number_as_wide_as_the_others_do(monke
     assert len({number.dtype for number in sent}) == 1
 
 
-def test_what_does_not_need_the_norm_does_not_wait_for_the_other_ranks(monkeypatch):
-    waited = []
-    monkeypatch.setattr(dist, "all_reduce", lambda number, **_: SimpleNamespace(wait=lambda: waited.append(number)))
-    parameter = nn.Parameter(torch.zeros(4))
-    parameter.grad = torch.ones(4)
-    norm = total_norm_later([parameter], WORLD)
+@pytest.fixture
+def norm_of_two_ranks():
+    """Half of the square of 2 is on this rank; the gradient has changed since."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    norm = norm_of_gradients([parameter], WORLD)
     parameter.grad.zero_()
-    assert not waited
-    assert norm() == 2
-    assert waited
+    return norm
+
+
+def test_what_does_not_need_the_norm_sends_nothing(monkeypatch, norm_of_two_ranks):
+    sent = []
+    monkeypatch.setattr(dist, "all_reduce", lambda number, group: sent.append(group) or number.mul_(2))
+    assert not sent
+    assert norm_of_two_ranks() == 2
+    assert norm_of_two_ranks() == 2
+    assert sent == ["control"]
+
+
+def test_norms_that_nothing_has_needed_are_summed_with_the_losses_of_a_line_of_the_log(norm_of_two_ranks):
+    sent = []
+    world = SimpleNamespace(sum_tensor=lambda numbers: sent.append(numbers) or 2 * numbers.double())
+    norms = norm_of_two_ranks, GradientNorm(torch.tensor(3.0))
+    results = [SimpleNamespace(loss=torch.tensor(0.25), gradient_norm=norm) for norm in norms]
+    assert SumOverRanks(world).totals(results) == [(0.5, 2.0), (0.5, 3.0)]
+    assert len(sent) == 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from disttrain_trainer.moe.step import RoutingFigures
+from disttrain_trainer.parallel.gradient_norm import GradientNorm
 from disttrain_trainer.runtime.device import Mark
 from disttrain_trainer.runtime.mesh import World
 
@@ -29,8 +30,8 @@ class StepResult:
     weight: float
     """Samples or tokens of all ranks."""
     own_weight: float
-    gradient_norm: Callable[[], Tensor]
-    """Returns the norm, once it is known: ranks that hold parts of the gradient sum it while the next step begins."""
+    gradient_norm: GradientNorm
+    """Ranks that hold parts of the gradient sum it where something of the step needs it, else at a line of the log."""
     samples: float
     """Samples of all ranks."""
     rate: float
@@ -77,11 +78,17 @@ class SumOverRanks:
     """See `Reduction`."""
 
     def totals(self, results: Sequence[StepResult]) -> list[tuple[float, float]]:
-        losses = self.world.sum_tensor(torch.stack([one.loss for one in results])).tolist()
-        norms = torch.stack([one.gradient_norm() for one in results])
+        norms = [one.gradient_norm for one in results]
+        unknown = [(norm, norm.part) for norm in norms if norm.part is not None]
+        # One message.
+        held = [torch.stack([one.loss for one in results]), *(part.reshape(1) for _, part in unknown)]
+        sums = self.world.sum_tensor(torch.cat(held))
+        for (norm, _), square in zip(unknown, sums[len(results) :], strict=True):
+            norm.settle(square)
+        found = torch.stack([norm() for norm in norms])
         # All ranks must find the same.
-        mean = self.world.sum_tensor(norms) / self.world.size if self.own_norms else norms
-        return list(zip(losses, mean.tolist(), strict=True))
+        mean = self.world.sum_tensor(found) / self.world.size if self.own_norms else found
+        return list(zip(sums[: len(results)].tolist(), mean.tolist(), strict=True))
 
     def figures(self, results: Sequence[StepResult]) -> dict[str, float]:
         last = results[-1]

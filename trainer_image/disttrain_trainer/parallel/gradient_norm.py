@@ -1,6 +1,6 @@
 """The 2-norm of a gradient that lies in pieces on many ranks, and clipping by it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -11,17 +11,39 @@ from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 
 
+class GradientNorm:
+    """The 2-norm over all elements of a gradient, each counted once. A call returns it, alike on every rank."""
+
+    def __init__(self, norm: Tensor | None = None, part: Tensor | None = None, world: World | None = None) -> None:
+        """norm: where it is known; else part: what this rank adds to its square, and the world to sum that over."""
+        self._norm, self.part, self._world = norm, part, world
+
+    def __call__(self) -> Tensor:
+        """Return the norm; all ranks call it together where a part of it is still to be summed."""
+        if self.part is not None:
+            assert self._world is not None
+            dist.all_reduce(self.part, group=self._world.control)
+            self.settle(self.part)
+        assert self._norm is not None
+        return self._norm
+
+    def settle(self, square: Tensor) -> None:
+        """Take the sum of all ranks' parts, which somebody else has computed."""
+        assert self.part is not None
+        self._norm, self.part = square.to(self.part).sqrt(), None
+
+
 def total_norm(parameters: Iterable[nn.Parameter], world: World) -> Tensor:
     """2-norm over all elements of all gradients, each counted once, alike on every rank."""
-    return total_norm_later(parameters, world)()
+    return norm_of_gradients(parameters, world)()
 
 
-def total_norm_later(
+def norm_of_gradients(
     parameters: Iterable[nn.Parameter], world: World, copies: Mapping[nn.Parameter, int] | None = None
-) -> Callable[[], Tensor]:
-    """Start to compute the norm and return a function that waits for it; the gradients may change meanwhile.
+) -> GradientNorm:
+    """Return the norm of the gradients as they are now; nothing has been sent yet.
 
-    Where no gradient is cut, every rank has all of it and nothing is sent.
+    Where no gradient is cut, every rank has all of it and nothing will be.
     copies: how many pipeline indices hold a parameter, where it is not one.
     """
     parameters = list(parameters)
@@ -29,8 +51,7 @@ def total_norm_later(
     gradients = [gradient for _, gradient in held]
     pipeline = world.mesh.pipeline
     if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
-        whole = torch.nn.utils.get_total_norm([local_values(gradient) for gradient in gradients])
-        return lambda: whole
+        return GradientNorm(torch.nn.utils.get_total_norm([local_values(gradient) for gradient in gradients]))
     device = world.device.torch
     # Of the parameters: a rank without any gradient sends a number as wide as the others do.
     total = torch.zeros((), dtype=_widest(parameters), device=device)
@@ -44,14 +65,7 @@ def total_norm_later(
         norms = torch._foreach_norm(pieces, 2, dtype=total.dtype)
         total += torch.stack([norm.to(device) for norm in norms]).square().sum() / holders
     # Every element now counts as often as ranks hold it, in equal parts: the sum over the world counts it once.
-    work = dist.all_reduce(total, group=world.control, async_op=True)
-
-    def norm() -> Tensor:
-        if work is not None:
-            work.wait()
-        return total.sqrt()
-
-    return norm
+    return GradientNorm(part=total, world=world)
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: Tensor, maximum: float) -> None:

@@ -21,6 +21,7 @@ from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
+from disttrain_trainer.parallel.gradient_norm import GradientNorm
 from disttrain_trainer.parameter_server.protocol.tasks import CompleteStep
 from disttrain_trainer.parameter_server.worker.client import Answer, Welcome
 from disttrain_trainer.parameter_server.worker.embedding_tables import let_go, tables_of
@@ -112,7 +113,7 @@ class Leader(SumOverRanks):
             loss=torch.tensor(complete.loss / (complete.weight or 1.0), dtype=torch.float64) * worker.world.first,
             weight=complete.weight,
             own_weight=complete.weight,
-            gradient_norm=lambda: norm,
+            gradient_norm=GradientNorm(norm),
             samples=complete.samples,
             rate=learning_rate(self._around.config.training, complete.step),
             loading_seconds=worker.loading_seconds,

@@ -14,6 +14,7 @@ import torch
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.metrics.results import StepResult, not_finite
 from disttrain_trainer.optim.schedules import learning_rate
+from disttrain_trainer.parallel.gradient_norm import GradientNorm
 from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.step_agreement import GlobalStep
 from disttrain_trainer.step import load_step, update_parameters
@@ -58,7 +59,7 @@ class PipeDream:
             loss=torch.tensor(global_step.loss, dtype=torch.float64),
             weight=global_step.weight,
             own_weight=global_step.weight,
-            gradient_norm=lambda: norm,
+            gradient_norm=GradientNorm(norm),
             samples=global_step.samples,
             rate=run.rate(global_step.step),
             loading_seconds=run.loading_seconds,
