@@ -1,9 +1,9 @@
 """What asking many agents costs the operator, how old its figures are, and what an agent costs beside its ranks.
 
-The operator's code that asks agents, at its own pace (each job once in 10 s, 100 jobs a second), in this process; the
-agents are one server on the loopback interface, in another one. Each answer has another step, so each would wake its
-job; what the operator then decides and writes is not part of this. The age of a job's figures is the time between two
-answers of its agent; the reference is the pace.
+The operator's code that asks agents, at its own pace (each job once in 10 s, 100 jobs a second), in this process, which
+knows the pods of all; the agents are one server on the loopback interface, in another one. Each answer has another
+step, so each would wake its job; what the operator then decides and writes is not part of this. The age of a job's
+figures is the time between two answers of its agent; the reference is the pace.
 
 An agent beside its ranks: a local run of two ranks, whose agent is asked once in 10 s, and CPU by /proc.
 """
@@ -36,6 +36,8 @@ from benchmarks.local_start import DISTTRAIN
 
 ROUNDS, QUICK_ROUNDS = 4, 1
 RANKS = 2
+PODS = 10
+"""Of a job. The operator asks the agent of the first one."""
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def a_job(number: int) -> dict[str, Any]:
         "apiVersion": "disttrain.io/v1alpha1",
         "kind": "DistTrainingJob",
         "metadata": {"name": f"job-{number}", "namespace": "default", "uid": f"uid-{number}", "generation": 1},
-        "spec": {"workers": {"replicas": 8, "processesPerPod": 8}, "training": TRAINING},
+        "spec": {"workers": {"replicas": PODS, "processesPerPod": 8}, "training": TRAINING},
     }
 
 
@@ -75,9 +77,9 @@ class Seen:
     failures: float = 0.0
 
 
-async def ask_many(jobs: int, port: int, rounds: int) -> Seen:
-    """Ask so many agents for so many rounds after the first one, which makes what later ones have."""
-    world = world_of([a_job(number) for number in range(jobs)])
+async def ask_many(jobs: int, pods: int, port: int, rounds: int) -> Seen:
+    """Ask the agents of so many jobs for so many rounds after the first one, which makes what later ones have."""
+    world = world_of([a_job(number) for number in range(jobs)], pods)
     tokens = {f"uid-{number}": f"uid-{number}" for number in range(jobs)}
     answered: dict[str, list[float]] = {uid: [] for uid in tokens}
     rounds_done = [asyncio.Event() for _ in range(rounds + 1)]
@@ -109,11 +111,12 @@ def memory_mib() -> float:
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
-def scale(jobs: int, rounds: int) -> Iterator[harness.Row]:
+def scale(jobs: int, pods: int, rounds: int) -> Iterator[harness.Row]:
+    """Rows for so many jobs of so many pods each, all of which have an agent."""
     with simulated() as port:
         before = memory_mib()
-        seen = asyncio.run(ask_many(jobs, port, rounds))
-        name = f"{jobs:,} agents"
+        seen = asyncio.run(ask_many(jobs, pods, port, rounds))
+        name = f"{jobs * pods:,} agents of {jobs:,} jobs"
         yield harness.Row(f"{name}: CPU while they are asked", seen.cpu_seconds / seen.seconds, "cores")
         yield harness.Row(f"{name}: CPU per answer", 1000 * seen.cpu_seconds / seen.answers, "ms")
         yield harness.Row(f"{name}: resident memory, beside none", memory_mib(), "MiB", before)
@@ -165,9 +168,9 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def measure(quick: bool) -> Iterator[harness.Row]:
     yield from beside_its_ranks(15.0 if quick else 60.0)
-    yield from scale(1_000, QUICK_ROUNDS if quick else ROUNDS)
+    yield from scale(1_000, PODS, QUICK_ROUNDS if quick else ROUNDS)
     if not quick:
-        yield from scale(10_000, QUICK_ROUNDS)
+        yield from scale(10_000, 1, QUICK_ROUNDS)
 
 
 if __name__ == "__main__":

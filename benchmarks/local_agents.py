@@ -51,8 +51,8 @@ class LocalAgent:
         return str(self.job["metadata"]["uid"])
 
 
-def world_of(jobs: list[Raw]) -> World:
-    """What an operator knows of a cluster in which the first worker of each job runs."""
+def world_of(jobs: list[Raw], pods: int = 1) -> World:
+    """What an operator knows of a cluster in which the first workers of each job run, so many of each."""
     world = World()
     for cache in (world.jobs, world.pods):
         cache.replace([], 1)
@@ -60,22 +60,23 @@ def world_of(jobs: list[Raw]) -> World:
         metadata = {"namespace": "default", "resourceVersion": "2"} | raw["metadata"]
         whole = {**raw, "metadata": metadata}
         world.jobs.observe(whole)
-        world.pods.observe(first_pod(whole))
+        for index in range(pods):
+            world.pods.observe(worker_pod(whole, index))
     return world
 
 
-def first_pod(raw: Raw) -> Raw:
-    """The pod of a job's first worker, which runs."""
+def worker_pod(raw: Raw, index: int) -> Raw:
+    """The pod of a job's worker, which runs."""
     job = job_facts(raw)
-    name = pod_name(job.name, job.uid, Role.WORKER, 0, 1)
+    name = pod_name(job.name, job.uid, Role.WORKER, index, 1)
     env = [{"name": Env.AGENT_PORT, "value": str(AGENT_PORT)}]
     return {
         "metadata": {
             "name": name,
             "namespace": job.namespace,
-            "uid": f"{job.uid}-0",
+            "uid": f"{job.uid}-{index}",
             "resourceVersion": "2",
-            "labels": pod_labels(job.name, job.uid, Role.WORKER, 0, 1),
+            "labels": pod_labels(job.name, job.uid, Role.WORKER, index, 1),
             "ownerReferences": [owner_reference(job.name, job.uid)],
         },
         "spec": {"nodeName": "node-0", "containers": [{"name": CONTAINER, "env": env}]},

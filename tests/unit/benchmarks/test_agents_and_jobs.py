@@ -31,7 +31,7 @@ def test_a_life_does_again_what_was_logged_after_its_checkpoint(tmp_path: Path) 
 async def test_the_operators_code_takes_the_answers_of_the_simulated_agents() -> None:
     jobs = [a_job(number) for number in range(5)]
     woken: list[str] = []
-    agents = Agents(world_of(jobs), lambda uid: uid, woken.append, lambda: True, interval=1, per_second=1e6)
+    agents = Agents(world_of(jobs, 2), lambda uid: uid, woken.append, lambda: True, interval=1, per_second=1e6)
     with simulated() as port:
         async with asking(lambda agent: port) as ask:
             await agents.round(ask)
