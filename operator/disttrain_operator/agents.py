@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -24,7 +24,7 @@ from disttrain_operator.agent_client import STATUS_PATH, Agent, Ask, agent_of, l
 from disttrain_operator.decide.hang import exceeds, stall_of
 from disttrain_operator.decide.observed import Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
-from disttrain_operator.decide.suspicion import LOOKS_APART_SECONDS, standstill_of
+from disttrain_operator.decide.suspicion import standstill_of
 from disttrain_operator.gang_stacks import GangStacks
 from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.cache import Raw
@@ -82,12 +82,13 @@ class Agents:
         interval: float,
         per_second: float,
         ask: Ask | None = None,
-        looks_apart: float = LOOKS_APART_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid."""
+        """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid. sleep: lets
+        seconds pass while a gang is looked at."""
         self._world, self._token_of, self._wake, self._active = world, token_of, wake, active
         self._interval, self._turns = interval, Turns(per_second)
-        self._ask_with, self._stacks = ask, GangStacks(world, token_of, looks_apart)
+        self._ask_with, self._stacks = ask, GangStacks(world, token_of, sleep)
         self._slots = asyncio.Semaphore(AT_A_TIME)
         self._live: dict[str, Live] = {}
         self._taken: dict[str, _Taken] = {}
@@ -233,8 +234,8 @@ class Agents:
             self._wake(uid)
 
     async def _suspicion(self, agent: Agent, status: AgentStatus, ask: Ask, *, again: bool) -> Suspicion | None:
-        """Which rank hangs, where the ranks stand still; it stays the same for as long as they do. again: whether to
-        ask a gang that has not told it so often."""
+        """Return which rank hangs, where the ranks stand still; it stays the same for as long as they do. again:
+        whether a gang is looked at again after _MOST_LOOKS that named nobody."""
         uid, live = agent.job_uid, self._live.get(agent.job_uid)
         if standstill_of(status) is None:
             del self._looks[uid]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import reduce
 from operator import and_
@@ -11,7 +11,13 @@ from disttrain_api.report import decode_agent_status, decode_stacks
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.decide.observed import Stall, Suspicion
 from disttrain_operator.decide.stacks import MAX_READ, blame_of, main_stack
-from disttrain_operator.decide.suspicion import Standstill, standstill_of, suspect
+from disttrain_operator.decide.suspicion import (
+    LOOKS_APART_SECONDS,
+    SLACK_SECONDS,
+    Standstill,
+    standstill_of,
+    suspect,
+)
 from disttrain_operator.snapshot import World
 
 logger = logging.getLogger(__name__)
@@ -23,9 +29,11 @@ _MOST_ASKED, _ASKED_AT_A_TIME = 64, 4
 class GangStacks:
     """Asks the agents of a gang where its ranks are."""
 
-    def __init__(self, world: World, token_of: Callable[[str], str], looks_apart: float) -> None:
-        """`token_of`: the token of a job's agents, by its uid. looks_apart: seconds between two looks at stacks."""
-        self._world, self._token_of, self._looks_apart = world, token_of, looks_apart
+    def __init__(
+        self, world: World, token_of: Callable[[str], str], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """`token_of`: the token of a job's agents, by its uid. sleep: lets seconds pass."""
+        self._world, self._token_of, self._sleep = world, token_of, sleep
 
     async def located(self, first: Agent, ask: Ask, stall: Stall) -> Stall | None:
         """Return the stall with where its rank is, and which rank holds up the others; None where the agent of the
@@ -38,24 +46,33 @@ class GangStacks:
         return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame_of(stacks))
 
     async def suspicion(self, first: Agent, ask: Ask) -> Suspicion | None:
-        """Return which rank hangs, where the ranks of all pods stand still; None where some do not, an agent does not
-        answer, or two looks at their stacks do not tell it."""
+        """Return which rank hangs, where the ranks of all pods stand still, as soon as that can be known; None where
+        some do not, an agent does not answer, or two looks at their stacks do not tell it."""
         gang = self._gang_of(first)
-        if not self._is_whole(gang) or await self._standstill(gang, ask) is None:
+        if not self._is_whole(gang) or await self._lasting(gang, ask, SLACK_SECONDS - LOOKS_APART_SECONDS) is None:
             return None
         former = blame_of(await self._stacks(gang, ask))
         if former is None:
             return None
-        await asyncio.sleep(self._looks_apart)
+        await self._sleep(LOOKS_APART_SECONDS)
         latter = blame_of(await self._stacks(gang, ask))
         # After both looks: what still stands still has not moved between them.
-        standstill = await self._standstill(gang, ask)
+        standstill = await self._lasting(gang, ask, SLACK_SECONDS)
         return None if standstill is None else suspect(former, latter, standstill)
 
     def _is_whole(self, gang: list[Agent]) -> bool:
         """Whether they are the agents of all workers, as far as these are asked."""
         job = self._world.job(gang[0].job_uid) if gang else None
         return job is not None and job.spec is not None and len(gang) == min(job.spec.workers.replicas, _MOST_ASKED)
+
+    async def _lasting(self, gang: list[Agent], ask: Ask, slack: float) -> Standstill | None:
+        """Wait until no rank of any pod has ended a step for `slack` longer than their own steps take; None where one
+        ends a step meanwhile, or an agent does not answer."""
+        found = await self._standstill(gang, ask)
+        if found is None or (left := found.left(slack)) <= 0:
+            return found
+        await self._sleep(left)
+        return await self._standstill(gang, ask)
 
     async def _standstill(self, gang: list[Agent], ask: Ask) -> Standstill | None:
         """How long no rank of any pod has ended a step; None where one has, or an agent does not say."""

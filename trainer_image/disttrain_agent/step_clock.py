@@ -19,8 +19,8 @@ KEPT_STEPS = 128
 """Steps whose times are known: the last ones."""
 LEAST_STEPS = 10
 """Steps whose times must be known before anything is said."""
-LOOK_SECONDS = 0.5
-_MOST_BETWEEN_LOOKS = 2 * LOOK_SECONDS
+LOOK_SECONDS = 0.1
+_MOST_BETWEEN_LOOKS = 0.5
 """Counts of the time between two looks. For the rest the agent was stopped, and its ranks with it, or waited for a
 processor."""
 

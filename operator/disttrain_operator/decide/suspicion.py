@@ -17,22 +17,29 @@ from disttrain_operator.decide.observed import Blame, Suspicion
 
 _MEDIANS, _LONGEST = 3.0, 1.5
 SLACK_SECONDS = 1.0
-"""Beyond so many medians of a step, and so many times the longest of the last steps, whichever is more."""
+"""Beyond so many medians of a step, and so many times the longest of the last steps, whichever is more: then a rank may
+be named."""
 LOOKS_APART_SECONDS = 0.5
-"""Between two looks at the stacks, which must say the same."""
+"""Between two looks at the stacks, which must say the same. The first may come so long before the slack is over."""
 _UNCERTAIN_LONGEST, _UNCERTAIN_SECONDS = 5.0, 60.0
 """For a rank that computes or reads, both together: a slow sample, a compilation or a busy disk look like a hang."""
 
 
 @dataclass(frozen=True)
 class Standstill:
-    """All ranks of some pods take steps, and have ended none for longer than their own steps explain."""
+    """All ranks of some pods take steps, and have ended none for longer than their own steps take."""
 
     still_seconds: float
-    """Of the one that did a step last."""
+    """The time since the last of them ended a step."""
     median_seconds: float
     longest_seconds: float
-    """Of the slowest ranks' last steps."""
+    """Both are the slowest rank's, over its last steps."""
+
+    def left(self, slack: float) -> float:
+        """Return the seconds until they have ended no step for `slack` longer than their own steps take; none are left
+        where this is not positive."""
+        usual = max(_MEDIANS * self.median_seconds, _LONGEST * self.longest_seconds)
+        return usual + slack - self.still_seconds
 
     def __and__(self, other: "Standstill") -> "Standstill":
         """The standstill of the pods of both."""
@@ -45,7 +52,7 @@ class Standstill:
 
 def standstill_of(status: AgentStatus) -> Standstill | None:
     """Return how long the ranks of an agent's pod have ended no step; None where one does anything else than steps, its
-    agent does not know how long these take, or the time is not over."""
+    agent does not know how long these take, or these explain it."""
     paces = [rank.pace for rank in status.ranks if trains(rank)]
     known = [pace for pace in paces if pace is not None]
     if not known or len(known) < len(status.ranks):
@@ -55,14 +62,13 @@ def standstill_of(status: AgentStatus) -> Standstill | None:
         max(pace.median_seconds for pace in known),
         max(pace.longest_seconds for pace in known),
     )
-    usual = max(_MEDIANS * found.median_seconds, _LONGEST * found.longest_seconds)
-    return found if found.still_seconds >= usual + SLACK_SECONDS else None
+    return found if found.left(slack=0.0) <= 0 else None
 
 
 def suspect(former: Blame | None, latter: Blame | None, standstill: Standstill) -> Suspicion | None:
     """Return which rank hangs, by two looks at the stacks of all ranks within the standstill of all pods; None where
-    something has moved between them, they tell no rank, or it may just be slow."""
-    if former is None or former != latter:
+    something has moved between them, they tell no rank, the time is not over, or it may just be slow."""
+    if former is None or former != latter or standstill.left(SLACK_SECONDS) > 0:
         return None
     least = _UNCERTAIN_SECONDS + _UNCERTAIN_LONGEST * standstill.longest_seconds
     if not former.certain and standstill.still_seconds < least:

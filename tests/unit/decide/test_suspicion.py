@@ -45,8 +45,11 @@ def standstill(*ranks: RankStatus) -> Standstill | None:
 def test_ranks_stand_still_after_three_medians_or_a_pause_longer_than_any_and_a_second(
     median: float, longest: float, least: float
 ) -> None:
-    assert standstill(a_rank(least - 0.01, median, longest)) is None
-    assert standstill(a_rank(least, median, longest)) == Standstill(least, median, longest)
+    usual = least - 1.0
+    assert standstill(a_rank(usual - 0.01, median, longest)) is None
+    assert standstill(a_rank(usual, median, longest)) == Standstill(usual, median, longest)
+    assert suspect(STOPPED, STOPPED, Standstill(least - 0.01, median, longest)) is None
+    assert suspect(STOPPED, STOPPED, Standstill(least, median, longest)) == Suspicion(STOPPED, least, median)
 
 
 def test_all_ranks_of_a_pod_stand_still_by_the_slowest_of_them_or_none_does() -> None:

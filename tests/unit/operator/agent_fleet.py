@@ -57,10 +57,14 @@ class Fleet:
         self.checkpoints: Callable[[Agent], bytes] = lambda agent: b"{}"
         self.agents = Agents(
             self.world, lambda uid: f"token of {uid}", self.woken.append, lambda: True, interval=10, per_second=1e6,
-            looks_apart=0,
+            sleep=self.sleep,
         )  # fmt: skip
 
+    async def sleep(self, seconds: float) -> None:
+        """Seconds pass while a gang is looked at."""
+
     async def round(self, ask: Ask | None = None) -> Live | None:
+        """Have the agents asked for figures; returns what is known when all have answered."""
         await self.agents.round(ask or self._ask)
         return self.agents.live(UID)
 

@@ -1,6 +1,7 @@
-"""An event loop for tests of what happens when: its time passes when the test says so."""
+"""Event loops for tests of what happens when: their time passes when the test says so, or as fast as it can."""
 
 import asyncio
+import selectors
 from collections.abc import Callable
 from typing import Any
 
@@ -31,3 +32,26 @@ async def _call(what: Callable[..., object], *arguments: Any) -> None:
 async def _turn() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop that waits for no timer: its time jumps to when the next one is due."""
+
+    def __init__(self) -> None:
+        self._jumps = _Jumps()
+        super().__init__(self._jumps)
+
+    @property
+    def now(self) -> float:
+        return self._jumps.now
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumps(selectors.SelectSelector):
+    now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(timeout and 0.0)

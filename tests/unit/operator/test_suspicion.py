@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ class Still(Fleet):
         self.still = {0: 4.5, 1: 4.5}
         self.blamed = STOPPED
         self.looks: list[int] = []
+        self.passed = 0.0
+        """Seconds for which the operator has waited while it looked at the gang."""
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Happens while it waits."""
         self.answers = lambda agent: a_still_answer(self.still[agent.index], agent.index)
         self.stacks = self.look
 
@@ -37,8 +42,14 @@ class Still(Fleet):
         waits = json.loads(STACKS)["stacks"]["0"].replace("/a/", "/torch/distributed/")
         return json.dumps({"stacks": {str(agent.index): self.blamed if agent.index else waits}}).encode()
 
-    async def watch(self) -> Live | None:
-        await self.agents.watch(self._ask)
+    async def sleep(self, seconds: float) -> None:
+        self.passed += seconds
+        for pod in self.still:
+            self.still[pod] += seconds
+        self.meanwhile()
+
+    async def watch(self, until: float = math.inf) -> Live | None:
+        await self.agents.watch(self._ask, until)
         return self.agents.live(UID)
 
     async def named(self) -> int | None:
@@ -93,9 +104,9 @@ async def test_a_round_between_gives_way_to_figures_that_are_due() -> None:
     fleet = Still()
     await fleet.round()
     asked = len(fleet.asked)
-    await fleet.agents.watch(fleet._ask, until=0.0)
+    await fleet.watch(until=0.0)
     assert len(fleet.asked) == asked
-    await fleet.agents.watch(fleet._ask, until=math.inf)
+    await fleet.watch()
     assert len(fleet.asked) > asked
 
 
@@ -117,23 +128,57 @@ async def test_nobody_is_named_where_a_pod_takes_steps_or_does_not_answer(still:
     assert (await fleet.named(), fleet.looks) == (None, [])
 
 
-async def test_a_pod_whose_clock_is_a_little_behind_is_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("still", "named_at"),
+    [({0: 3.0, 1: 3.0}, 4.0), ({0: 3.3, 1: 3.0}, 4.0), ({0: 3.4, 1: 3.4}, 4.0), ({0: 3.9, 1: 3.9}, 4.4)],
+    ids=["three steps", "another clock is ahead", "a little longer", "no time for a look before"],
+)
+async def test_a_rank_is_named_a_second_after_what_its_steps_take_where_the_round_comes_in_time(
+    still: dict[int, float], named_at: float
+) -> None:
+    """Red where the first look at the stacks comes when the second is over, or a look waits for the next round."""
     fleet = Still()
-    fleet.still = {0: 4.1, 1: 3.9}
-    await fleet.round()
-    assert await fleet.named() is None
-    fleet.still = {0: 6.1, 1: 5.9}
-    assert await fleet.named() == 1
+    fleet.still = still
+    live = await fleet.round()
+    assert live.suspicion.blame.rank == 1
+    assert live.suspicion.still_seconds == pytest.approx(named_at)
+    assert fleet.still[1] == pytest.approx(named_at)
 
 
-async def test_nobody_is_named_where_a_step_ends_between_the_looks() -> None:
+async def test_an_agent_that_was_stopped_between_the_looks_is_given_what_is_left_of_the_second() -> None:
+    fleet = Still()
+    fleet.still = {0: 3.2, 1: 3.2}
+
+    def stopped() -> None:
+        if len(fleet.looks) == 2 and fleet.still[1] == pytest.approx(4.0):
+            fleet.still[1] = 3.7
+            fleet.meanwhile = lambda: None
+
+    fleet.meanwhile = stopped
+    live = await fleet.round()
+    assert (live.suspicion.blame.rank, live.suspicion.still_seconds) == (1, pytest.approx(4.0))
+    assert fleet.passed == pytest.approx(0.3 + 0.5 + 0.3)
+
+
+async def test_a_gang_whose_step_is_longer_than_others_is_not_asked_for_stacks_where_it_ends_meanwhile() -> None:
+    """Red where stacks are asked for as soon as a step takes longer than others."""
+    fleet = Still()
+    fleet.still = {0: 3.2, 1: 3.2}
+    fleet.meanwhile = lambda: fleet.still.update({1: 0.1})
+    live = await fleet.round()
+    assert (live.suspicion, fleet.looks, fleet.passed) == (None, [], pytest.approx(0.3))
+
+
+@pytest.mark.parametrize("look", [1, 2])
+async def test_nobody_is_named_where_a_step_ends_between_the_looks(look: int) -> None:
     fleet = Still()
 
-    def look(agent: Agent) -> bytes:
-        fleet.still[agent.index] = 0.0
+    def ends(agent: Agent) -> bytes:
+        if len(fleet.looks) == 2 * look - 1:
+            fleet.still = {0: 0.0, 1: 0.0}
         return fleet.look(agent)
 
-    fleet.stacks = look
+    fleet.stacks = ends
     live = await fleet.round()
     assert (live.suspicion, len(fleet.looks)) == (None, 4)
 

@@ -29,7 +29,7 @@ from tests.soak import SOAK
 from tests.unit.decide.world import World, a_running_world
 
 STEPS = 100_000
-TICK_SECONDS = 1.0
+TICK_SECONDS = 0.5
 TICKS_OF_LOOK = round(LOOK_SECONDS / TICK_SECONDS)
 ASKED_EVERY = 5
 """Looks of the agent between two questions of the operator."""
