@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 
 import aiohttp
 
@@ -90,6 +91,8 @@ class Agents:
         self._interval, self._turns = interval, Turns(per_second)
         self._ask_with, self._stacks = ask, GangStacks(world, token_of, sleep)
         self._slots = asyncio.Semaphore(AT_A_TIME)
+        self._asked: set[str] = set()
+        """Jobs whose agents have not answered yet."""
         self._live: dict[str, Live] = {}
         self._taken: dict[str, _Taken] = {}
         """The last request for a checkpoint that an agent has taken, by job."""
@@ -118,44 +121,53 @@ class Agents:
         ) as session:
             ask = self._ask_with or over_http(session)
             due = loop.time()
-            while True:
-                began = loop.time()
-                then = began + min(WATCH_SECONDS, self._interval)
-                if self._active():
-                    if began >= due:
-                        due = began + self._interval
-                        await self.round(ask)
-                    else:
-                        await self.watch(ask, due)
-                    then = min(then, due)
-                await asyncio.sleep(max(0.0, then - loop.time()))
+            # A round does not wait for the answers of the former: gangs that are looked at take longer than others.
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    began = loop.time()
+                    then = began + min(WATCH_SECONDS, self._interval)
+                    if self._active():
+                        if began >= due:
+                            due = began + self._interval
+                            await self.round(ask, tasks)
+                        else:
+                            await self.watch(ask, tasks, due)
+                        then = min(then, due)
+                    await asyncio.sleep(max(0.0, then - loop.time()))
 
-    async def round(self, ask: Ask) -> None:
-        """Ask every agent that is due once for its figures; returns when all have answered or failed."""
+    async def round(self, ask: Ask, tasks: asyncio.TaskGroup) -> None:
+        """Ask every agent that is due once for its figures, in tasks of this group."""
         agents = [agent async for agent in self._agents()]
         self._forget_all_but({agent.job_uid for agent in agents})
-        await self._ask_all([agent for agent in agents if self._is_due(agent.job_uid)], ask, self._ask)
+        await self._ask_all([agent for agent in agents if self._is_due(agent.job_uid)], ask, self._ask, tasks)
 
-    async def watch(self, ask: Ask, until: float = math.inf) -> None:
-        """Ask every agent whose ranks take steps once whether they still do. until: time of the loop at which figures
-        are due, which say that, too."""
-        await self._ask_all(list(self._watched.values()), ask, self._look_again, until)
+    async def watch(self, ask: Ask, tasks: asyncio.TaskGroup, until: float = math.inf) -> None:
+        """Ask every agent whose ranks take steps once whether they still do, in tasks of this group. until: time of the
+        loop at which figures are due, which say that, too."""
+        await self._ask_all(list(self._watched.values()), ask, self._look_again, tasks, until)
 
     async def _ask_all(
         self,
         agents: list[Agent],
         ask: Ask,
         asked: Callable[[Agent, Ask], Coroutine[None, None, None]],
+        tasks: asyncio.TaskGroup,
         until: float = math.inf,
     ) -> None:
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
-            for agent in agents:
-                if loop.time() >= until:
-                    return
-                await self._slots.acquire()
-                tasks.create_task(asked(agent, ask)).add_done_callback(lambda _: self._slots.release())
-                await asyncio.sleep(self._turns.wait(loop.time()))
+        for agent in agents:
+            if loop.time() >= until:
+                return
+            if agent.job_uid in self._asked:
+                continue
+            await self._slots.acquire()
+            self._asked.add(agent.job_uid)
+            tasks.create_task(asked(agent, ask)).add_done_callback(partial(self._answered, agent.job_uid))
+            await asyncio.sleep(self._turns.wait(loop.time()))
+
+    def _answered(self, uid: str, _: asyncio.Task[None]) -> None:
+        self._asked.discard(uid)
+        self._slots.release()
 
     async def _agents(self) -> AsyncIterator[Agent]:
         for number, group in enumerate(self._world.pods.groups()):

@@ -1,5 +1,6 @@
 """A job with pods whose agents answer what a test sets."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +66,8 @@ class Fleet:
 
     async def round(self, ask: Ask | None = None) -> Live | None:
         """Have the agents asked for figures; returns what is known when all have answered."""
-        await self.agents.round(ask or self._ask)
+        async with asyncio.TaskGroup() as tasks:
+            await self.agents.round(ask or self._ask, tasks)
         return self.agents.live(UID)
 
     async def _ask(self, agent: Agent, token: str, path: str) -> bytes:

@@ -1,5 +1,6 @@
 """Asking the agents of ranks that stand still: who is named, how often they are asked, and what names nobody."""
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -8,10 +9,11 @@ from typing import Any
 import pytest
 
 from disttrain_api.report import STOPPED
-from disttrain_operator.agent_client import Agent
+from disttrain_operator.agent_client import STACKS_PATH, Agent
 from disttrain_operator.decide.observed import Live
 from tests.builders import UID
 from tests.unit.operator.agent_fleet import STACKS, Fleet, a_pod, an_answer, refuses
+from tests.unit.operator.conftest import eventually
 
 
 def a_still_answer(still: float, rank: int = 0, step: int = 5) -> bytes:
@@ -49,7 +51,8 @@ class Still(Fleet):
         self.meanwhile()
 
     async def watch(self, until: float = math.inf) -> Live | None:
-        await self.agents.watch(self._ask, until)
+        async with asyncio.TaskGroup() as tasks:
+            await self.agents.watch(self._ask, tasks, until)
         return self.agents.live(UID)
 
     async def named(self) -> int | None:
@@ -181,6 +184,32 @@ async def test_nobody_is_named_where_a_step_ends_between_the_looks(look: int) ->
     fleet.stacks = ends
     live = await fleet.round()
     assert (live.suspicion, len(fleet.looks)) == (None, 4)
+
+
+async def test_a_gang_that_is_slow_to_tell_its_stacks_holds_up_no_other_round() -> None:
+    """Red where a round waits for the answers of the former one, or asks again whoever is asked."""
+    fleet, told = Still(), asyncio.Event()
+
+    async def ask(agent: Agent, token: str, path: str) -> bytes:
+        if path == STACKS_PATH:
+            await told.wait()
+        return await fleet._ask(agent, token, path)
+
+    async with asyncio.TaskGroup() as tasks:
+        await fleet.agents.round(ask, tasks)
+        await eventually(lambda: len(fleet.asked) == 3)
+        for _ in range(3):
+            await fleet.agents.round(ask, tasks)
+            await fleet.agents.watch(ask, tasks)
+        assert len(fleet.asked) == 3
+        told.set()
+    live = fleet.agents.live(UID)
+    assert live is not None
+    assert live.suspicion is not None
+    assert live.suspicion.blame.rank == 1
+    asked = len(fleet.asked)
+    await fleet.watch()
+    assert len(fleet.asked) == asked + 1
 
 
 async def test_nobody_is_named_where_a_pod_of_the_gang_has_no_agent() -> None:
