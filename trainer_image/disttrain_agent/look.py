@@ -49,6 +49,14 @@ class Ranks(Protocol):
     def alive(self) -> Sequence[Rank]: ...
 
 
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    with contextlib.suppress(OSError, IndexError):
+        # The name before it may hold anything, also parentheses.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
 class Look:
     """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint."""
 
@@ -60,10 +68,15 @@ class Look:
         restarts: Callable[[], RestartsInPlace | None] = lambda: None,
         awaited: Callable[[], Set[int]] = frozenset,
         steps: StepClock | None = None,
+        *,
+        send: Callable[[int, int], None] = os.kill,
+        is_stopped: Callable[[int], bool] = _is_stopped,
     ) -> None:
-        """steps: of ranks that write the times of their steps; None: of a program that does not."""
+        """steps: of ranks that write the times of their steps; None: of a program that does not. send: sends a signal
+        to a process. is_stopped: whether a signal has stopped a process, by what the kernel says now."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
         self._awaited, self._steps = awaited, steps
+        self._send, self._is_stopped = send, is_stopped
         self._asking = asyncio.Lock()
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
@@ -101,17 +114,18 @@ class Look:
         if not path.exists():
             # A program that does not expect the signal would end by it.
             return "it cannot be asked: it is starting, or not the trainer"
-        if _is_stopped(process.pid):
+        if self._is_stopped(process.pid):
             return STOPPED
         try:
             os.truncate(path, 0)
-            os.kill(process.pid, STACKS_SIGNAL)
+            self._send(process.pid, STACKS_SIGNAL)
         except OSError as error:
             return f"it cannot be asked: {error.strerror}"
-        if found := await _written(path, lambda: process.alive):
-            return found
-        # A signal stops a process when that is given a processor next.
-        return STOPPED if _is_stopped(process.pid) else "it does not answer: it is stopped, or the disk is full"
+        found = await _written(path, lambda: process.alive and not self._is_stopped(process.pid))
+        # A signal stops a process when that is given a processor next: maybe not before it was asked.
+        if self._is_stopped(process.pid):
+            return STOPPED
+        return found or "it does not answer: it is stopped, or the disk is full"
 
     def _rank(self, process: Rank) -> RankStatus:
         rank = process.rank
@@ -129,16 +143,8 @@ class Look:
         return next((process for process in self._processes.ranks if process.rank == rank), None)
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
-    with contextlib.suppress(OSError, IndexError):
-        # The name before it may hold anything, also parentheses.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
-    return False
-
-
-async def _written(path: Path, alive: Callable[[], bool]) -> str:
-    """Return what is written to the file until it stops growing."""
+async def _written(path: Path, writes: Callable[[], bool]) -> str:
+    """Return what is written to the file until it stops growing. writes: whether somebody may write to it."""
     size = 0
     for _ in range(int(_STACKS_SECONDS / _PAUSE_SECONDS)):
         await asyncio.sleep(_PAUSE_SECONDS)
@@ -146,7 +152,7 @@ async def _written(path: Path, alive: Callable[[], bool]) -> str:
             former, size = size, path.stat().st_size
             if size and size == former:
                 break
-        if not alive():
+        if not writes():
             break
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(MAX_STACKS_BYTES).decode(errors="replace")
