@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote
 
 from disttrain.checkpoint_request import refuse_without_checkpoints
 from disttrain.cluster.api import Api, ApiError, NoAnswer, Raw
 from disttrain.cluster.connect import access_of, find_access
+from disttrain.cluster.paths import path_of
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import USAGE, CommandError
 from disttrain_api import manifest
@@ -129,7 +129,7 @@ class Client:
         """Return the job's pods, of all attempts, as the API server holds them. most: no more than so many."""
         query = {"labelSelector": f"{Label.JOB_UID}={job.uid}"}
         what = f"cannot list the pods of {job.namespace}/{job.name}"
-        return self.api.items(f"/api/v1/namespaces/{job.namespace}/pods", query, most=most, what=what)
+        return self.api.items(path_of("/api/v1", "pods", job.namespace), query, most=most, what=what)
 
     def events(self, job: RemoteJob) -> _Objects:
         """Return the Events on the job, oldest first."""
@@ -139,7 +139,7 @@ class Client:
         """Return the Events on an object, for example one of the job's pods, oldest first."""
         query = {"fieldSelector": f"involvedObject.uid={uid}"}
         what = f"cannot list events of namespace {namespace}"
-        found = self.api.items(f"/api/v1/namespaces/{namespace}/events", query, what=what)
+        found = self.api.items(path_of("/api/v1", "events", namespace), query, what=what)
         return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
     def history(self, *, all_namespaces: bool = False) -> _Entries:
@@ -150,7 +150,7 @@ class Client:
         if all_namespaces:
             query = {"fieldSelector": f"metadata.name={HISTORY_NAME}", "limit": _HISTORIES}
             return read_entries(self.api.items("/api/v1/configmaps", query, what="cannot read the history"))
-        path = f"/api/v1/namespaces/{self.namespace}/configmaps/{HISTORY_NAME}"
+        path = path_of("/api/v1", "configmaps", self.namespace, HISTORY_NAME)
         try:
             return read_entries([self.api.get(path, what=f"cannot read the history of namespace {self.namespace}")])
         except ApiError as error:
@@ -271,8 +271,7 @@ def _body(model: DistTrainingJob) -> Raw:
 
 
 def _jobs(namespace: str | None) -> str:
-    inside = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
-    return f"/apis/{GROUP}/{VERSION}{inside}/{PLURAL}"
+    return path_of(f"/apis/{GROUP}/{VERSION}", PLURAL, namespace)
 
 
 def _job(namespace: str, name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from disttrain.client import Client
 from disttrain.cluster.api import Api, ApiError, NoAnswer
+from disttrain.cluster.paths import path_of
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.output import show
@@ -200,7 +201,7 @@ def of_jobs(jobs: list[RemoteJob]) -> Finding:
 def _lease(client: Client) -> Iterator[Finding]:
     refused: ApiError | None = None
     for namespace in dict.fromkeys(("kube-system", client.namespace)):
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}"
+        path = path_of("/apis/coordination.k8s.io/v1", "leases", namespace, LEASE)
         try:
             yield of_lease(client.api.get(path, what="operator"), _server_time(client.api))
             return
@@ -268,7 +269,7 @@ def _is_ready(node: Raw) -> bool:
 
 def _images(client: Client) -> Iterator[Finding]:
     path, query = (
-        f"/api/v1/namespaces/{client.namespace}/pods",
+        path_of("/api/v1", "pods", client.namespace),
         {"labelSelector": f"{Label.MANAGED_BY}={Label.MANAGER}"},
     )
     yield of_images(client.api.items(path, query, what="images"), client.namespace)

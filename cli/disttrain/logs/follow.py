@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from disttrain.cluster.api import Api, ApiError, NoAnswer, Raw
+from disttrain.cluster.paths import path_of
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.logs.pick import Line, Pick, PodLog, line_of, newest, picked
@@ -90,7 +91,7 @@ class _Stream:
 
     def lines(self, *, follow: bool) -> Iterator[Line]:
         """Yield lines from the last one on. Raises CommandError."""
-        path = f"/api/v1/namespaces/{self.job.namespace}/pods/{self.pod.name}/log"
+        path = path_of("/api/v1", "pods", self.job.namespace, self.pod.name, "log")
         query: dict[str, str | int] = {"container": CONTAINER, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
