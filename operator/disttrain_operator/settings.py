@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,7 @@ from disttrain_operator.plan.template_defaults import TemplateDefaults, read_tem
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 2, 120
 DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 def _number(kind: type[int] | type[float], expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -63,9 +65,16 @@ def _template_defaults(path: str) -> TemplateDefaults:
         raise argparse.ArgumentTypeError(f"{path}: {error}") from None
 
 
+def _name(text: str) -> str:
+    """A name of an object, which stays one part of a path."""
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is no name: lower case letters, digits, dashes and dots")
+    return text
+
+
 def _names(text: str) -> tuple[str, ...]:
     """Names that are separated by commas, each once, in the order of the alphabet."""
-    return tuple(sorted({name.strip() for name in text.split(",")} - {""}))
+    return tuple(sorted({_name(name.strip()) for name in text.split(",") if name.strip()}))
 
 
 def _some_names(text: str) -> tuple[str, ...]:
@@ -78,8 +87,13 @@ def _or_none(text: str) -> str | None:
     return text or None
 
 
+def _name_or_none(text: str) -> str | None:
+    return _name(text) if text else None
+
+
 def _secret(text: str) -> str | None:
-    if text and [bool(part) for part in text.split("/")] != [True, True]:
+    parts = text.split("/")
+    if text and (len(parts) != 2 or not all(map(_NAME.fullmatch, parts))):
         raise argparse.ArgumentTypeError(f"must be namespace/name, not {text!r}")
     return text or None
 
@@ -165,14 +179,16 @@ class Settings:
         _some_names,
         "lease-namespace",
     )
-    lease_name: str = _flag("name of the lease: one for all operators that serve the same jobs", "disttrain-operator")
+    lease_name: str = _flag(
+        "name of the lease: one for all operators that serve the same jobs", "disttrain-operator", _name
+    )
     lease_duration_seconds: int = _flag(
         "how long a lease is valid without renewal; its holder renews it four times as often",
         2,
         _LEASE,
     )
     cluster_lease_namespace: str | None = _flag(
-        "with --namespace: stand by while an operator for all namespaces holds a lease here", None, _or_none
+        "with --namespace: stand by while an operator for all namespaces holds a lease here", None, _name_or_none
     )
     release: str = _flag("namespace/name of this release, for the identity in the lease", "")
     replica_name: str = _flag("name of this replica in the lease", socket.gethostname)

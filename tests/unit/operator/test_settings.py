@@ -48,6 +48,12 @@ def test_a_flag_wins_over_its_variable() -> None:
         ("--token-key-secret=/tokens", "must be namespace/name, not '/tokens'"),
         ("--token-key-secret=ops/", "must be namespace/name, not 'ops/'"),
         ("--token-key-secret=ops/to/kens", "must be namespace/name, not 'ops/to/kens'"),
+        ("--token-key-secret=../tokens", "must be namespace/name, not '../tokens'"),
+        ("--token-key-secret=ops/tokens?a", "must be namespace/name, not 'ops/tokens?a'"),
+        ("--namespace=team,..", "'..' is no name: lower case letters, digits, dashes and dots"),
+        ("--lease-namespace=team/secrets", "'team/secrets' is no name"),
+        ("--lease-name=a/../b", "'a/../b' is no name"),
+        ("--cluster-lease-namespace=a?b=c", "'a?b=c' is no name"),
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
     ],
 )
