@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from disttrain_dashboard.app import application_of_viewers
-from disttrain_dashboard.source import Listing, SourceError
+from disttrain_dashboard.source import SourceError
 from disttrain_dashboard.viewers import MAX_NAMESPACES, Limits, Viewers
 from tests.unit.dashboard.jobs import Jobs, a_dashboard_job
 
@@ -47,9 +47,35 @@ class World:
         return TestClient(TestServer(application_of_viewers(viewers, 8)))
 
 
+class Slow:
+    """An answer of a source that comes when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.error: SourceError | None = None
+
+    def __call__(self, *_: object) -> list[str]:
+        self.begun.set()
+        self.go_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        return []
+
+    async def under_way(self) -> bool:
+        """Whether somebody waits for it."""
+        return await asyncio.to_thread(self.begun.wait, 60)
+
+
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    found = Slow()
+    yield found
+    found.go_on.set()
 
 
 @pytest.fixture
@@ -113,22 +139,15 @@ async def test_a_token_that_is_refused_is_forgotten_with_what_it_was_shown(clien
     assert await names(client, "ann") == ["digits"]
 
 
-async def test_an_answer_under_way_does_not_bring_a_refused_token_back(client, world, monkeypatch) -> None:
+async def test_an_answer_under_way_does_not_bring_a_refused_token_back(client, world, slow, monkeypatch) -> None:
     """Red where the viewer that was forgotten is remembered again, with what is kept for it."""
     assert await names(client, "ann") == ["digits"]
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*_: object) -> list[str]:
-        begun.set()
-        go_on.wait(60)
-        return []
-
     monkeypatch.setattr(world.of["ann"], "log", slow)
     waiting = asyncio.create_task(client.get(LOG, headers=by("ann")))
-    assert await asyncio.to_thread(begun.wait, 60)
+    assert await slow.under_way()
     world.of["ann"].refuses = 401
     assert (await client.get(JOB, headers=by("ann"))).status == 401
-    go_on.set()
+    slow.go_on.set()
     assert (await waiting).status == 200
     assert (await client.get(JOBS, headers=by("ann"))).status == 401
 
@@ -177,46 +196,32 @@ async def test_a_viewer_has_so_many_requests_and_no_more(world) -> None:
         assert found == [200, 200, 429]
 
 
-async def test_requests_of_a_viewer_wait_and_not_too_many(world, monkeypatch) -> None:
+async def test_requests_of_a_viewer_wait_and_not_too_many(world, slow, monkeypatch) -> None:
     async with world.client(at_once=1, waiting=2) as client:
         assert await names(client, "ann") == ["digits"]
-        begun, go_on = threading.Event(), threading.Event()
-
-        def slow(*_: object) -> list[str]:
-            begun.set()
-            go_on.wait(60)
-            return []
-
         monkeypatch.setattr(world.of["ann"], "log", slow)
         under_way = asyncio.create_task(client.get(LOG, headers=by("ann")))
-        assert await asyncio.to_thread(begun.wait, 60)
+        assert await slow.under_way()
         others = [asyncio.create_task(client.get(JOB, headers=by("ann"))) for _ in range(2)]
         refused = next(iter(await asyncio.wait(others, return_when="FIRST_COMPLETED"))).pop().result()
         assert refused.status == 429
         assert await names(client, "bob") == ["other"], "asked after, and answered"
         assert ("job", "default/digits") not in world.of["ann"].asked
-        go_on.set()
+        slow.go_on.set()
         assert [(await one).status for one in (under_way, *others)].count(200) == 2
 
 
-async def test_guessed_tokens_keep_no_viewer_waiting(world, monkeypatch) -> None:
+async def test_guessed_tokens_keep_no_viewer_waiting(world, slow, monkeypatch) -> None:
     """Red where they have a place of their own each, or share those of viewers."""
     async with world.client(at_once=1, waiting=1, burst=2.0, per_second=0.0) as client:
         assert await names(client, "ann") == ["digits"]
-        begun, go_on = threading.Event(), threading.Event()
-
-        def slow() -> Listing:
-            begun.set()
-            go_on.wait(60)
-            raise SourceError("wrong", 401)
-
-        world.of["guess"] = Own()
+        world.of["guess"], slow.error = Own(), SourceError("wrong", 401)
         monkeypatch.setattr(world.of["guess"], "jobs", slow)
         guess = asyncio.create_task(client.get(JOBS, headers=by("guess")))
-        assert await asyncio.to_thread(begun.wait, 60)
+        assert await slow.under_way()
         assert (await client.get(JOBS, headers=by("guess-2"))).status == 429
         assert await names(client, "ann") == ["digits"]
-        go_on.set()
+        slow.go_on.set()
         assert (await guess).status == 401
         assert (await client.get(JOBS, headers=by("guess-3"))).status == 429
         assert (await client.get(JOB, headers=by("ann"))).status == 200
