@@ -1,7 +1,6 @@
 """Jobs of a cluster as a source of pages."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -20,14 +19,6 @@ from tests.unit.cli.fake_api import JOBS, TIME, FakeApi, a_condition
 from tests.unit.dashboard.jobs import a_status
 
 OWN = ("default",)
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
-    with FakeApi() as fake:
-        fake.kubeconfig(tmp_path / "kubeconfig")
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        yield fake
 
 
 def put(api: FakeApi, name: str = "digits", namespace: str = "default", **status: object) -> None:

@@ -1,8 +1,6 @@
 """Jobs that were deleted, as the history of their namespaces has them."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +16,6 @@ from tests.unit.cli.fake_api import JOBS, TIME, FakeApi
 from tests.unit.dashboard.test_cluster import put
 
 HISTORY = "/api/v1/namespaces/{}/configmaps"
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
-    with FakeApi() as fake:
-        fake.kubeconfig(tmp_path / "kubeconfig")
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        yield fake
 
 
 def an_entry(name: str, uid: str, day: int = 1, **more: Any) -> dict[str, str]:
