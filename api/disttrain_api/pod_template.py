@@ -30,7 +30,7 @@ _KEPT = (
     "x-kubernetes-map-type",
 )
 
-# Of a template's metadata only these reach a pod: the operator sets the rest. More of them than any pod has would make
+# Only these fields of a template's metadata reach a pod: the operator sets the rest. More than any pod has would make
 # the API server take every CEL rule over them for too expensive.
 _METADATA: Schema = {
     "type": "object",

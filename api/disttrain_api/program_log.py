@@ -120,7 +120,7 @@ def _children(table: Sequence[str], before: Sequence[str]) -> Iterable[Child]:
 
 
 def _distance(child: Child) -> int:
-    """Return how far the child is from the cause: 0 is nearest. Of equals, the root cause stands first in the list."""
+    """Return how far the child is from the cause: 0 is nearest. Among equals the root cause stands first."""
     return 2 if child.signal == _SIGTERM else int(child.lost_a_peer)
 
 

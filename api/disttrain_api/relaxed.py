@@ -25,7 +25,7 @@ class OuterOptimizer(ApiModel):
     """SGD whose gradient is the replicas' average change since the last average (DiLoCo)."""
 
     learning_rate: Factor = 0.7
-    """Of the outer steps."""
+    """Learning rate of the outer steps."""
     momentum: Momentum = 0.9
     """Nesterov momentum from outer step to outer step."""
 

@@ -40,7 +40,7 @@ _FREE_FORM: dict[Location, Limits] = {
     ("spec", "training", "task", "config"): TASK_CONFIG,
     ("spec", "training", "callbacks"): CALLBACKS,
 }
-# Of anything but a string. Roughly: nobody needs to know exactly.
+# Anything but a string takes about so many: nobody needs to know exactly.
 _OTHER_BYTES = 8
 
 

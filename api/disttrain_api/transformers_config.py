@@ -13,7 +13,7 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 FAMILIES = ("granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 """`model_type` of the families whose layers are composed as the library composes them."""
 EXPERTS = {"mixtral": ("num_local_experts",), "qwen3_moe": ("num_experts", "num_local_experts")}
-"""Of those with experts, the names of their number."""
+"""The families with experts, with the fields that say how many there are."""
 _PATH = "training.model.config"
 _WHOLE = TypeAdapter(Annotated[StrictInt, Field(ge=1)])
 

@@ -1,7 +1,7 @@
 """Readers who each show a token of their own, with which the jobs are read: their rights decide, this server has none.
 
-A token that the source has accepted is remembered, with an allowance of requests. All others share one, so that
-whoever guesses tokens keeps nobody waiting whose token is known.
+A token that the source has accepted is remembered, with an allowance of requests. All others share one, so guesses of
+tokens do not delay anybody whose token is known.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ _OPTIONAL = {
 }
 # The operator may not read Secrets. Nobody else can know the name before the Secret is there (plan.identity).
 _UNREADABLE = frozenset({"Secret"})
-# Of these a refusal by quota is an answer: pods are watched, and a Secret cannot be looked at.
+# For these a refusal by quota is an answer: pods are watched, and a Secret cannot be looked at.
 _NOT_ASKED_FOR_AGAIN = frozenset({"Pod", "Secret"})
 
 _TRIES = 5

@@ -3,8 +3,8 @@
 Anybody in the cluster may reach the port unless a NetworkPolicy forbids it, and the kubelet's probe, which comes from
 any address and proves nothing else, must be answered whatever connections exist before it. So no connection is turned
 away: where all places are taken, the newest gets the place of the oldest that has not asked for anything yet. A
-probe asks at once and is answered in the next turns of the loop. Of connections that come at the same moment a few are
-let in per turn (`AT_A_TIME`), so that many turns pass before a place is taken from it.
+probe asks at once and is answered in the next turns of the loop. A few of the connections that come at the same moment
+are let in per turn (`AT_A_TIME`), so that many turns pass before a place is taken from it.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ class GateDecision:
     """Result of a cycle."""
 
     admissions: dict[str, Admission] = field(default_factory=dict)
-    """By the job's uid. Of gangs that are not complete nothing is known."""
+    """By the job's uid. It has no gangs that are not complete."""
     relied_on: dict[str, list[Raw]] = field(default_factory=dict)
     """Job -> its pods and their nodes, of what was granted now."""
     failures: dict[str, str] = field(default_factory=dict)

@@ -1,11 +1,11 @@
 """Cache entry of a job: its names, a few values for quick checks, and spec and status as bytes.
 
 Lists of lists take forty times as much memory as their JSON, and a suspended job needs none of them. So a job is kept
-as JSON, compressed where it is long, and becomes objects when it is looked at. Of a spec beyond the bounds of a
-manifest only the reasons for its refusal are kept: nothing else of it is ever needed again.
+as JSON, compressed where it is long, and becomes objects when it is looked at. If a spec is beyond the bounds of a
+manifest, only the reasons for its refusal are kept: nothing else of it is ever needed again.
 
-Of its metadata is kept what is read: anybody may give a job a megabyte of labels, owners or finalizers. A job of which
-more than `MAX_KEPT` would be left is not kept at all.
+Only the metadata that is read is kept: anybody may give a job a megabyte of labels, owners or finalizers. A job
+with more than `MAX_KEPT` left is not kept at all.
 """
 
 import zlib

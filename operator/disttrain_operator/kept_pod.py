@@ -214,7 +214,7 @@ def _status(raw: Raw) -> Raw:
 def _containers(status: Raw) -> list[Raw]:
     """Return the status of the trainer's container, and of another one that has failed beside it.
 
-    Of a pod that has failed also whether another one has run.
+    If the pod has failed, they also tell whether another container has run.
     """
     entries: list[Raw] = status.get("containerStatuses") or []
     own = next(_trainers(entries), None)

@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 20.0
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 30.0, 120.0
 """Between two requests for one job. A kubelet tries again, and says so, every two minutes at least."""
 MAX_EVENTS, MAX_BYTES = 50, 256 * 1024
-"""Of one answer."""
+"""An answer has no more than this."""
 _PER_TURN = 100
 """Jobs that are looked at in one turn of the event loop."""
 

@@ -36,14 +36,14 @@ OPTIONAL_RIGHTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "coscheduling": ("scheduling.x-k8s.io", "podgroups", ("get", "create")),
 }
 
-# Of the one Lease alone, which the chart makes.
+# The chart makes the one Lease to which they apply.
 LEASE_RIGHTS: Rights = (("coordination.k8s.io", "leases", ("get", "update")),)
 # Only with --gang-gate.
 GATE_RIGHTS: Rights = (
     ("", "nodes", ("get", "list", "watch")),
     ("", "pods", ("patch",)),
 )
-# Of the one ConfigMap alone, but for a right to create, which cannot be narrowed to a name. Unless --history-jobs is 0.
+# Unless --history-jobs is 0. They apply to one ConfigMap, but a right to create cannot be narrowed to a name.
 HISTORY_RIGHTS: Rights = (("", "configmaps", ("create",)), ("", "configmaps", ("get", "patch")))
 # Only with --network-policies.
 NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "create")),)

@@ -92,7 +92,7 @@ class WorkQueue(Generic[Key]):
         """Have the key looked at after its back-off, which doubles each time, and after `at_least` seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        # Of a key that fails for days the power itself would grow beyond all bounds.
+        # The power of a key that fails for days would itself grow beyond all bounds.
         self.add(key, max(min(self._first_delay * 2 ** min(failures, 60), self._max_delay), at_least))
 
     def try_now(self, keys: Iterable[Key]) -> None:

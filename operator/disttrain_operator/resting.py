@@ -16,7 +16,7 @@ from disttrain_operator.snapshot import Basis, Key, World
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """A job that waits. Of its spec and status nothing is kept."""
+    """A job that waits. Nothing of its spec and status is kept."""
 
     generation: int
     basis: Basis

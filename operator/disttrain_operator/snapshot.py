@@ -251,7 +251,7 @@ class World:
         return (service["metadata"]["name"] for service in group)
 
     def _pods(self, job: Job) -> tuple[PodFacts, ...]:
-        """Facts of the job's pods. Of thousands one has changed: the others' are read once per version."""
+        """Facts of the job's pods. A change concerns one of thousands: the others' are read once per version."""
         group = children_of(job.namespace, job.uid)
         known = self._pod_facts.get(job.uid, {})
         now = self._pod_facts[job.uid] = {}

@@ -26,7 +26,7 @@ LOOK_SECONDS = 2.0
 _STOPPED_SECONDS = 5 * LOOK_SECONDS
 """Nobody has looked for so long: this process was stopped, and with it the ranks, or their machine."""
 _FALLOC_FL_KEEP_SIZE = 1
-"""Of fallocate(2)."""
+"""A flag of fallocate(2)."""
 _REPORT_BYTES = 8192
 """As much as a report with the longest error has."""
 

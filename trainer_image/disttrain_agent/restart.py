@@ -51,7 +51,7 @@ class Record:
     checkpoint: int | None = None
     """Step of the newest checkpoint at the last restart."""
     signature: FailureSignature | None = None
-    """Of the last failure since that checkpoint which has one."""
+    """The last failure since that checkpoint with a signature had this one."""
 
 
 @dataclass(frozen=True)

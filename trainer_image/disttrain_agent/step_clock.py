@@ -42,7 +42,7 @@ class _Steps(NamedTuple):
     """Another one: the rank has begun or ended a step, or is another process."""
     trains: bool
     seconds: list[float]
-    """Of the last steps, in no order."""
+    """The times of the last steps, in no order."""
 
 
 def _read(path: Path) -> _Steps | None:

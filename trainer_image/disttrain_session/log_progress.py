@@ -62,7 +62,7 @@ class LogProgress:
         """Return the figures after this line; None where it says nothing, or steps are not known yet."""
         if not self._has_time():
             return None
-        # Of every rule, also where the first one has found something.
+        # Every rule is tried, also where the first one has found something.
         found = [self._take(match.groupdict()) for each in self._expressions if (match := each.search(line))]
         if not any(found) or not {STEP, TOTAL_STEPS} <= self._steps.keys():
             return None

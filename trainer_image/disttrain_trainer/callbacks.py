@@ -34,7 +34,7 @@ class Callback:
     """A user's callback, checked."""
 
     field: str
-    """Of the manifest, for messages."""
+    """The manifest's field, for messages."""
     name: str
     """Its entry point, with a number where an earlier callback has the same; its state is saved under this name."""
     own: Any

@@ -36,7 +36,7 @@ class Ema:
             raise InvalidConfiguration(f"{ENTRYPOINT}: `decay` is {decay!r:.40}, expected a number from 0 to below 1")
         self._decay, self._evaluate = decay, evaluate
         self._first_names: dict[str, str] = {}
-        """Of every name the first one of the same parameter: tied ones have several."""
+        """The first name of a parameter, by each of its names: tied ones have several."""
         self._parameters: dict[str, Tensor] = {}
         self._averages: dict[str, Tensor] = {}
 

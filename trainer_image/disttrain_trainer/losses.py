@@ -36,9 +36,9 @@ class WeightedLoss:
 def build_loss(loss: Loss, model: nn.Module, compiled: bool = False) -> WeightedLoss:
     """The loss that the manifest names. `compiled`: cross-entropy as one kernel.
 
-    Computed in FP32 or better, whatever format the outputs have: in BF16 a sum of 500 moves by steps of two. Of a large
-    vocabulary the logits are the largest tensor by far, and in FP32 they, their logarithms and gradients are as large
-    again; a compiled loss reads and writes logits and gradient once, in their own format.
+    Computed in FP32 or better, whatever format the outputs have: in BF16 a sum of 500 moves by steps of two.
+    With a large vocabulary the logits are the largest tensor by far, and in FP32 they, their logarithms and gradients
+    are as large again; a compiled loss reads and writes logits and gradient once, in their own format.
     Raises InvalidConfiguration where the model is to have a loss and has none.
     """
     if loss.name is LossName.MODEL:

@@ -10,7 +10,7 @@ from disttrain_api.spec import JobSpec
 
 _STORAGE = "spec.storage"
 _TEMPLATE = f"{_STORAGE}.volumeClaimTemplate"
-# Of these a claim that more than one pod uses may be mounted by one pod, or on one node, only.
+# A claim in one of these modes can be mounted by one pod, or on one node, only: several pods cannot share it.
 _MODES_OF_ONE = ("ReadWriteOnce", "ReadWriteOncePod")
 
 

@@ -54,8 +54,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents of a file that begin at bytes start .. stop - 1; stop is None for all that follow. Of a table, its row
-    groups start .. stop - 1."""
+    """Documents of a file that begin at bytes start .. stop - 1; stop is None for all that follow. In a table these
+    are row groups instead of bytes."""
 
     source: Source
     size: int

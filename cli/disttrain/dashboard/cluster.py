@@ -126,7 +126,7 @@ class ClusterJobs:
         with self._asking():
             job = self._get(key)
             if isinstance(job, HistoryEntry):
-                # Without curves: whoever may change ConfigMaps may write the uid of any job.
+                # It shows no curves: anybody who may change the ConfigMap may write the uid of any job into it.
                 return seen(job)
             pods = self._client.pods(job, most=MAX_RANKS)
             events = readable_events(self._client, job)

@@ -32,7 +32,7 @@ BOUNDS = Bounds(page=100, answer=16 * 2**20, list=128 * 2**20)
 CONNECTIONS = Limits(connections=256, seconds=150.0, bytes=48 * 1024)
 """Each is for one request, whose answer may wait for an API server that is slow."""
 MAX_FIELD = 16 * 1024
-"""Of a header: tokens of people with many groups are long."""
+"""Bytes of a header: tokens of people with many groups are long."""
 _MAX_LINE = 8190
 _NAME = "disttrain.dashboard.in_cluster"
 _LAST_SECONDS = 1.0

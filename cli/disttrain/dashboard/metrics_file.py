@@ -37,7 +37,7 @@ class MetricsFile:
             return self._curves.panels()
         self._offset += len(new)
         *lines, rest = (self._rest + new).split(b"\n")
-        # Of a line without an end its begin alone is kept, which is no JSON.
+        # Only the begin of a line without an end is kept, which is no JSON.
         self._rest = rest[:MAX_LINE]
         self._curves.add_lines(_decoded(line) for line in lines if len(line) < MAX_LINE)
         return self._curves.panels()

@@ -14,7 +14,7 @@ from typing import Any
 Manifest = Mapping[str, Any]
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z0-9_.-]+)\)")
-# Of another distributed run, in which this one may have been started.
+# This run may have been started within another distributed run, which has set these.
 _FOREIGN = re.compile(
     r"(DISTTRAIN|PET|TORCHELASTIC)_.*|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|ROLE_NAME"
 )

@@ -46,7 +46,7 @@ def _figures(status: JobStatus) -> Iterator[str]:
         return
     known = status.progress
     for metric in known.metrics:
-        # Of the data that the model has not seen; only a loss has a namesake in training.
+        # The model has not seen the data of these metrics; only a loss has a namesake in training.
         name = "held-out loss" if metric.name == "loss" else metric.name
         yield f"{name} {metric.value:.4g}"
     if known.evaluation_failure is not None:

@@ -20,7 +20,7 @@ MAX_STREAMS = 64
 """Pods whose logs are read at once."""
 _LOOK_SECONDS = 2.0
 _SILENCE_SECONDS = 300.0
-"""Of a log that is followed."""
+"""A log that is followed may be silent for so long."""
 _ANSWER_SECONDS = 60.0
 _KEPT_LINES = 10_000
 

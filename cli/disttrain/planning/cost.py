@@ -126,7 +126,7 @@ class StepTime:
     hidden: float
     """What of the messages is sent while layers are computed."""
     servers: float = 0.0
-    """Of pushes to parameter servers, and pulls."""
+    """The time that pushes to parameter servers and pulls take."""
 
     @property
     def total(self) -> float:

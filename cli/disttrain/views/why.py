@@ -379,7 +379,7 @@ def _succeeded(case: Case) -> Why:
     restarts = f" (restarts: {status.restarts})" if status.restarts else ""
     sentences = [f"{job.name} succeeded{took}{restarts}."]
     if status.progress is not None:
-        # Of the data that the model has not seen; only a loss has a namesake in training.
+        # The model has not seen the data of these metrics; only a loss has a namesake in training.
         figures = [
             f"{'held-out ' * (metric.name == 'loss')}{plain(metric.name)} {metric.value:.4g}"
             for metric in status.progress.metrics

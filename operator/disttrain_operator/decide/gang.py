@@ -165,7 +165,7 @@ class Gang:
     def failed(self) -> tuple[PodFacts, ...]:
         """Pods that ended otherwise, also those deleted a short while ago, and those whose node is lost.
 
-        Of several lives of one member only the last counts.
+        If a member has had several lives, only the last counts.
         """
         alive = {(pod.role, pod.index) for pod in self.pods if pod.exit is None and not pod.on_lost_node}
         done = alive | self.succeeded

@@ -88,5 +88,5 @@ def _step(status: JobStatus) -> int:
 def _begun(job: Job, state: GoodputState | None, now: datetime) -> Goodput:
     """Return an empty count. For a job that no operator has seen yet it begins when the job was created."""
     made = job.created if job.created is not None and not job.status.conditions else now
-    # Of one that ends at the first look, the time until then went into no start, and into nothing else.
+    # If a job has ended by the first look, the time until then is counted neither as a start nor as anything else.
     return Goodput(since=timestamp(made), update_time=timestamp(made), state=state or GoodputState.STARTING)

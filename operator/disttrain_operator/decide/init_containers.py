@@ -22,7 +22,7 @@ MAX_NAME = 64
 MAX_TERMINATION_MESSAGE = 4096
 _WITH_OUTPUT = frozenset({"Unhealthy", "ProbeError", "ProbeWarning", "FailedPostStartHook", "PostStartHookError"})
 """Reasons with which a kubelet passes on the output of a probe or a hook."""
-# Of a container whose turn has not come, and of one that is being made.
+# A container has these reasons while its turn has not come, and while it is being made.
 _USUAL = ("", "ContainerCreating", "PodInitializing")
 
 

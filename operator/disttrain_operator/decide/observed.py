@@ -150,7 +150,7 @@ class PodFacts:
     released_at: datetime | None = None
     """When the gate let it go."""
     conditions: tuple[PodCondition, ...] = ()
-    """Of a pod that has ended or is about to."""
+    """They are kept only if the pod has ended or is about to."""
 
     @property
     def deleting(self) -> bool:
@@ -268,7 +268,7 @@ class Suspicion:
     still_seconds: float
     """How long no rank had ended a step."""
     median_seconds: float
-    """Of a step."""
+    """How long a step takes."""
 
 
 @dataclass(frozen=True)

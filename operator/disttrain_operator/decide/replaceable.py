@@ -27,7 +27,7 @@ _OF_A_WHOLE_POD = frozenset({FailureClass.KILLED, FailureClass.OUT_OF_MEMORY, Fa
 
 def waits_for_lost_pods(spec: JobSpec) -> bool:
     """Return whether the agents of a job hold its ranks until a lost pod is made again."""
-    # Of a group that Kueue has admitted an ended pod keeps its name until all have ended.
+    # An ended pod of a group that Kueue has admitted keeps its name until all have ended.
     in_queue = spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.KUEUE
     return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and not in_queue
 

@@ -24,7 +24,7 @@ class WaitingGang:
     """A gang of which all pods exist and at least one is gated."""
 
     uid: str
-    """Of its job."""
+    """The uid of its job."""
     members: tuple[Member, ...]
     """Pods that are still gated, in the order of their ranks."""
     created: str

@@ -181,7 +181,7 @@ def effective_requests(spec: Raw) -> tuple[tuple[str, int], ...]:
     The greater of what its containers and sidecars ask for together and what any init container asks for beside the
     sidecars that are up by then; the pod's own `resources` instead, where they name a resource; and the overhead.
     """
-    # Of thousands of containers each costs what stands in it: nothing is copied for the next.
+    # A pod may have thousands of containers: nothing is copied from one to the next.
     together: dict[str, int] = {}
     highest: dict[str, int] = {}
     for container in spec.get("initContainers") or []:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from disttrain_operator.kube.sizes import size_of
 
 KEPT_BYTES = 225 * 2**20
-"""Of the 512 MiB that the chart gives to the operator: it takes 70 without any object, and reads one page at a time."""
+"""The chart gives 512 MiB to the operator, which takes 70 without any object and reads one page at a time."""
 SHARES = 3
 ENTRY_BYTES = 600
 """What it takes to find an object again."""

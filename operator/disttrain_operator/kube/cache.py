@@ -248,7 +248,7 @@ class Cache:
         try:
             return self._trim(raw)
         except TooMuch:
-            # Of one that is not known nothing is kept but that it was deleted.
+            # If it was not known either, only its deletion is passed on.
             return self._objects.get(raw["metadata"]["uid"], raw)
 
     def _put(self, raw: Raw) -> None:

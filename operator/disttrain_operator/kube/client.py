@@ -62,9 +62,9 @@ Trim = Callable[[Raw], Raw]
 
 JSON = "application/json"
 REQUEST_SECONDS = 30.0
-# Of one object. An API server stores at most 1.5 MiB of it, unless it is set up otherwise.
+# An object has no more. An API server stores at most 1.5 MiB of it, unless it is set up otherwise.
 MAX_BODY_BYTES = 16 * 2**20
-# Of a refusal, which may repeat what it refuses.
+# A refusal may repeat what it refuses.
 MAX_ERROR_BYTES = 2**20
 TOO_MANY_PARTS = f"it has so many parts that it takes more than {MAX_PARSED_BYTES // 2**20} MiB to read"
 MERGE_PATCH = "application/merge-patch+json"
@@ -177,7 +177,7 @@ class Client:
     ) -> Raw:
         """One request, repeated over lost connections, 5xx and 429. Raises ApiError, Unavailable or Undecodable.
 
-        `trim`: what the caller keeps of the answer. Of an answer of much text it gets no more than that.
+        `trim`: what the caller keeps of the answer. If the answer is much text, the caller gets no more than that.
         """
         data = body if isinstance(body, bytes | None) else orjson.dumps(body)
 

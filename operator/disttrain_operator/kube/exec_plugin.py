@@ -15,7 +15,7 @@ from typing import Any
 from disttrain_operator.kube.auth import ClientCertificate, Credentials
 from disttrain_operator.kube.errors import AccessError
 
-# Of a plug-in that talks to nobody.
+# A plug-in that talks to nobody may take so long.
 _TIMEOUT_SECONDS = 60.0
 
 

@@ -66,7 +66,7 @@ class KopfWatch(Watch):
         self._pages: AsyncIterator[Page] | None = None
         self._listing: Listing | None = None
         self._version = 0
-        """Of the list that kopf is reading."""
+        """The version of the list that kopf is reading."""
         self._empty_watches = 0
         """So many watches in a row brought nothing."""
         self._lines = deque[bytes]()
@@ -135,7 +135,7 @@ class KopfWatch(Watch):
 
     async def _next_page(self, following: bool) -> dict[str, Any]:
         self.tried_at = self._clock()
-        # Of all pages, one at a time is held here and in the queues of kopf.
+        # Only one page at a time is held here and in the queues of kopf.
         await self._all_taken.wait()
         if not following or self._pages is None or self._listing is None:
             self._wanted.clear()

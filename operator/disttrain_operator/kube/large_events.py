@@ -29,7 +29,7 @@ from disttrain_operator.kube.tolerant import Unreadable, why_not
 Raw = dict[str, Any]
 
 MAX_WAITING_BYTES = 16 * 2**20
-"""Of text, and of one watch."""
+"""So much text waits in one watch at most."""
 TOO_FAST = "objects of its namespace change faster than they can be read"
 WHAT_TO_DO = "Change them less often; it is read again in a while"
 
@@ -62,7 +62,7 @@ class LargeEvents:
         self._waiting: dict[str, _Event] = {}
         """By uid."""
         self._bytes: Counter[str] = Counter()
-        """Of what waits, by namespace."""
+        """How much waits, by namespace."""
         self._turns: FairQueue[str] = FairQueue()
         self._in_line = set[str]()
         self._reading: _Event | None = None

@@ -12,7 +12,7 @@ from disttrain_operator.kube.budget import Budget
 from disttrain_operator.kube.tolerant import Unreadable
 
 MOST_OF_ONE = 5_000
-"""Of one namespace. Each is about half a kilobyte."""
+"""A namespace has no more. Each is about half a kilobyte."""
 MOST = 20_000
 WHAT_TO_DO = (
     "Delete jobs, pods or Services of this namespace that are no longer needed, or ask for fewer and smaller ones; the"

@@ -9,9 +9,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 LARGE_BYTES = 64 * 1024
-"""Of text. About a millisecond of work: what is longer is read in a thread."""
+"""A text that is longer is read in a thread: this much is about a millisecond of work."""
 MAX_PARSED_BYTES = 64 * 2**20
-"""Of one object or page. Parsed, a text of nothing but brackets is about thirty times as large."""
+"""An object or page takes no more memory. Parsed, a text of nothing but brackets is about thirty times as large."""
 
 # What CPython takes for objects of these kinds, rounded up, and for the places that point to them.
 _EMPTY_OBJECT, _OBJECT, _LIST, _ENTRY, _ITEM, _PLACE, _LEAST = 80, 232, 88, 120, 64, 16, 256

@@ -115,7 +115,7 @@ def secret(job: PlannedJob, site: Site) -> Manifest:
 def default_environment(job: PlannedJob, site: Site) -> Manifest | None:
     """Return the Secret with the defaults of the environment, where a template has an `envFrom` that may set others.
 
-    Of several sources the later one wins, and all of `env` wins over every source: so defaults are a source, the first.
+    A later source wins over an earlier one, and all of `env` over every source: so defaults are a source, the first.
     """
     spec = _spec(job)
     roles = [spec.workers, *([spec.parameter_servers] if spec.parameter_servers is not None else [])]

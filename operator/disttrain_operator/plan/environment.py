@@ -106,7 +106,7 @@ def pod_environment(job: PlannedJob, spec: JobSpec, role: Role, index: int, site
     environment = {Env.ROLE_INDEX: str(index)}
     if spec.progress is not None and reads_progress(spec, role, index):
         rules = spec.progress.model_dump_json(by_alias=True, exclude_none=True)
-        # Of a plain $ the kubelet makes a reference to a variable, or drops the second of two.
+        # The kubelet takes a plain $ for a reference to a variable, or drops the second of two.
         environment[Env.PROGRESS] = rules.replace("$", "\\u0024")
     answers_at = agent_port_of(job, spec, role, index, site)
     if answers_at is not None:

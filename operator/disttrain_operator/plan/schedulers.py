@@ -67,7 +67,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def release_patch(pod: Mapping[str, Any], node: str, at: str) -> dict[str, Any]:
     """A merge patch. It may be repeated: uid and gates decide whom it meets.
 
-    Of a gated pod the API server lets required node affinity become narrower, never wider: each term keeps its lines.
+    The API server lets a gated pod's required node affinity become narrower, never wider: each term keeps its lines.
     """
     spec = pod["spec"]
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}

@@ -63,7 +63,7 @@ class FollowingAgent:
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Of the others worker 0's agent knows."""
+        """Worker 0, if it is awaited: its agent knows about the others."""
         return frozenset({0} if self._member.is_alone else ())
 
     def tick(self) -> None:

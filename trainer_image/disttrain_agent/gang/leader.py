@@ -58,7 +58,7 @@ class Leader:
         self._window, self._patience, self._longest = window, patience, longest
         self._replacement, self._learns = replacement, replacement > 0
         self.generation = 0
-        """Of the ranks of its own pod."""
+        """The generation of its own pod's ranks."""
         self._newest = 0
         """The newest generation that it knows of."""
         self.left: Left | None = None
@@ -72,7 +72,7 @@ class Leader:
         self._replacements: dict[int, int] = {0: replacement}
         """Which replacement of its pod each worker has had last, of those that have ever joined."""
         self._generations: dict[int, int] = {0: 0}
-        """Of the ranks of the same workers."""
+        """The generation of the ranks of these workers."""
         self._begin()
         if self._learns:
             self._fails(now)

@@ -50,7 +50,7 @@ class History(_Part):
     checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Step of the newest checkpoint at the last restart."""
     signature: FailureSignature | None = None
-    """Of the last failure since that checkpoint which has one."""
+    """The last failure since that checkpoint with a signature had this one."""
 
 
 class Message(_Part):

@@ -150,7 +150,7 @@ class Checkpoints:
         state.callbacks.call("on_checkpoint", state)
         manifest = self._manifest(state.step)
         rank = self._world.rank
-        # Of alike tensors each rank writes some, so buffers must be alike, too.
+        # Each rank writes some of the tensors that are alike, so buffers must be alike, too.
         share_buffers(state.module, self._world)
         contents = contents_of(state, rank) | {OPTIMIZER: saved_optimizer(state)}
         contents |= kept_gradients(state, rank) | saved_replica(state, rank)

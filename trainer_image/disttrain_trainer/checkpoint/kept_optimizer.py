@@ -34,7 +34,7 @@ Kept = dict[str, dict[str, Any]]
 
 def saved_optimizer(state: State) -> Kept:
     """Return the optimizer state of the parameters that a step has used."""
-    # Of an optimizer that has made no step torch would save one that has.
+    # torch would save an optimizer that has made no step as one that has.
     return optimizer_state_of(state) if state.optimizer.state else {}
 
 

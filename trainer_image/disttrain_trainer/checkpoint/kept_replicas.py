@@ -32,7 +32,7 @@ def saved_replica(state: State, rank: int) -> dict[str, object]:
 def restore_replica(state: State, reader: StepReader, world: World) -> None:
     """Go on as this rank's replica in a checkpoint, whose model the state holds already.
 
-    Of another mode or another number of replicas all begin with that model, and say so.
+    If the checkpoint has another mode or number of replicas, all begin with that model, and say so.
     """
     replicas = state.replicas
     if replicas is None:

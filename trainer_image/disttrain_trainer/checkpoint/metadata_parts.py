@@ -24,7 +24,7 @@ T = TypeVar("T")
 MAX_DIMENSIONS = 64
 """The most dimensions that a stored tensor may have; torch's own kernels take as many."""
 _MADE_PER_BYTE = 64
-"""Bytes of memory for each of the file. Of what torch writes are made 8 to 18."""
+"""Bytes of memory for each of the file. A file that torch writes takes 8 to 18."""
 _ALWAYS_MADE = 4096
 REFERENCE = 8
 """Bytes."""

@@ -39,7 +39,7 @@ class ObjectSteps:
 
     folder: ObjectPath
     uid: str = ""
-    """Of the job that writes."""
+    """The uid of the job that writes."""
 
     def look(self) -> Listing:
         """Return complete and incomplete checkpoints, in order of step and claim. Other entries are skipped."""

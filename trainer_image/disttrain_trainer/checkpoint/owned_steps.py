@@ -97,7 +97,7 @@ class OwnedSteps:
         last = {one.step: one for one in complete}
         keep = kept({step: self._figure(one.name) for step, one in last.items()}, self._settings)
         for one in complete:
-            # Of what was listed here: a successor may have committed more since.
+            # Only what was listed here is compared: a successor may have committed more since.
             superseded = one.step not in keep or one != last[one.step]
             if superseded and (committed is None or one.name != committed.name):
                 self._steps.remove(one.name)

@@ -72,7 +72,7 @@ class StepManifest(ApiModel):
     files: dict[str, FileDigest] = {}
     """All files of the folder but this one, by name."""
     sha256: str = ""
-    """Of this file's text with an empty string in this place."""
+    """The digest of this file's text with an empty string in this place."""
 
     def text(self) -> str:
         """The file's one form, digest filled in."""

@@ -24,7 +24,7 @@ def pack(window: Tensor, documents: Sequence[int]) -> Packed:
     """Return the sample of T + 1 tokens. documents: which of them are the first of one, in order."""
     length, first = len(window) - 1, torch.tensor(documents, dtype=torch.int64)
     targets = window[1:].clone()
-    # Of the document that a target would begin, nothing was seen.
+    # A target that begins a document cannot be predicted: nothing of the document was seen.
     targets[first[first > 0] - 1] = IGNORED
     starts = torch.zeros(length, dtype=torch.int64)
     inside = first[first < length]

@@ -31,7 +31,7 @@ class Slots:
     indices: NDArray[np.int64]
     weights: NDArray[np.float32]
     seeds: tuple[int, ...] = ()
-    """Of what data may draw while they are read; empty where they draw nothing."""
+    """They seed what data may draw while they are read; empty where they draw nothing."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-3
 """Parts of the 2-norm. Other samples have another sum, by about as much as they differ."""
 _UNKNOWN = (0.0, 0.0)
 _MOST_NUMBERS = 2**16
-"""Of a tensor: as many are looked at, evenly spread."""
+"""Numbers of a tensor that are looked at, evenly spread."""
 
 
 def places_of(size: int) -> list[int]:

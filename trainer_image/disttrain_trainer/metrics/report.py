@@ -94,7 +94,7 @@ class Metrics:
     reduction: Reduction
     device: Device
     ranks: int
-    """Of the whole job."""
+    """How many the whole job has."""
     writes: bool
     """Whether this rank writes the log and metrics.jsonl."""
     reporter: Reporter
@@ -159,7 +159,7 @@ class Metrics:
         skipped = self.results[-1].skipped_steps
         self.reporter.update(
             step=step,
-            # Of a step that is skipped it may be inf or nan, which JSON does not know.
+            # The loss of a step that is skipped may be inf or nan, which JSON does not know.
             **({"loss": loss} if math.isfinite(loss) else {}),
             **({} if skipped is None else {"skipped_steps": skipped}),
             samples_per_second=values[THROUGHPUT],

@@ -53,7 +53,7 @@ def norm_of_gradients(
     if pipeline == 1 and not any(isinstance(gradient, DTensor) for gradient in gradients):
         return GradientNorm(torch.nn.utils.get_total_norm([local_values(gradient) for gradient in gradients]))
     device = world.device.torch
-    # Of the parameters: a rank without any gradient sends a number as wide as the others do.
+    # The parameters say how wide: a rank without any gradient sends a number as wide as the others do.
     total = torch.zeros((), dtype=_widest(parameters), device=device)
     parts: dict[float, list[Tensor]] = {}
     for parameter, gradient in held:

@@ -22,9 +22,9 @@ from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.mesh import World
 
 _BITS = 20
-"""Of a digest: the sum of the squares of 8,192 of them is exact in float64."""
+"""A digest has so many: the sum of the squares of 8,192 of them is exact in float64."""
 _MOST_NOTES = 20_000
-"""Of a step. Evaluations may make any number of passes, and what follows counts in the digest alone."""
+"""A step has no more. Evaluations may make any number of passes, and what follows counts in the digest alone."""
 _END_OF_PASS, _END_OF_STEP = -1, -2
 
 

@@ -51,8 +51,9 @@ def shard(
     pinned = pins_memory(world.device.torch)
     offload = CPUOffloadPolicy(pin_memory=pinned) if training.offload.parameters else OffloadPolicy()
     mesh = shard_mesh(world)
-    # Of several microbatches under way, the backward pass of one leaves a stage's units gathered: to cut them up after
-    # the next one's forward pass spares no memory, and a backward pass in two parts would not find its parameters.
+    # With several microbatches under way, the backward pass of one leaves a stage's units gathered: to cut them up
+    # after the next one's forward pass spares no memory, and a backward pass in two parts would not find its
+    # parameters.
     reshard_after_forward = world.mesh.pipeline == 1
     make_contiguous(module)
     whole = whole_parameters(module)

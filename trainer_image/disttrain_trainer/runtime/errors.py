@@ -271,7 +271,7 @@ def shown(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """Return the first line of the error's text, and the last one where it is another, as text for any terminal.
 
-    Of errors of a GPU the last line is advice, of those of load_state_dict the first one is a heading.
+    The last line of a GPU's errors is advice, the first one of load_state_dict's is a heading.
     """
     lines = [shorten(line, MAX_SENTENCE) for line in str(error).splitlines() if line.strip()]
     if not lines:

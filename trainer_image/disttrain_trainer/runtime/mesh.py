@@ -203,7 +203,7 @@ def join_world(config: Config, device: Device) -> World:
 def device_mesh_of(mesh: Mesh, device: Device) -> DeviceMesh:
     """torch's form of the mesh; a collective call of the whole world."""
     if device.shares_gpu:
-        # Of what is cut over a mesh, torch puts the parts together by these.
+        # torch uses these collectives to put the parts together of what is cut over a mesh.
         use_host_for_collectives(GPU_KERNELS)
     held = mesh.of_parameters
     shape = {axis: getattr(held, axis) for axis in AXES if axis == "shard" or getattr(held, axis) > 1}

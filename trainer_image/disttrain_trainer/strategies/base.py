@@ -38,7 +38,7 @@ class Surroundings:
     """Environment of a strategy."""
 
     config: Config
-    """Of the job."""
+    """The job's configuration."""
     world: World
     """The ranks that take steps together."""
     state: State

@@ -33,9 +33,9 @@ class Batch(NamedTuple):
 
     microbatches: list[Microbatch]
     weight: float
-    """Of this rank's microbatches."""
+    """The sum over this rank's microbatches."""
     samples: float
-    """Of this rank's microbatches."""
+    """The sum over this rank's microbatches."""
     loading_seconds: float
     counts: Callable[[], list[float]]
     """Weight and samples of all ranks, how many of these want to stop, and to save, and digests of what they have

@@ -27,7 +27,7 @@ from disttrain_trainer.runtime.plain import map_plain
 HEADER_BYTES = 4096
 SLOT_BYTES = 16 * 1024
 _SLOTS = 2
-"""Of a rank: the chosen step may be the last one of this rank, or the one before."""
+"""A rank has so many: the chosen step may be the last one of this rank, or the one before."""
 _TAG = struct.Struct("<qqq")
 """Generation, step, and length of what follows."""
 _NO_TAG = _TAG.pack(-1, -1, 0)
@@ -40,7 +40,7 @@ class Left(BaseModel):
     """What a rank has left, or why it has left nothing."""
 
     uid: _Text
-    """Of the job."""
+    """The uid of the job."""
     attempt: _Count
     generation: _Count
     layout: _Text

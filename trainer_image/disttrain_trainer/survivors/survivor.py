@@ -47,7 +47,7 @@ class Survivor:
         self._torn: str | None = None
         """What is only half done, in words."""
         self._uncalled = self._due = False
-        """Of the last step: whether callbacks are still to be called, and whether what is due is still to be done."""
+        """Whether the last step's callbacks are still to be called, and what is due after it is still to be done."""
         self._buffers: list[Tensor] = []
         self._kept: list[Tensor] = []
         if memory is not None and self._why_not is None:

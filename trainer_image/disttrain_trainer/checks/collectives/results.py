@@ -24,9 +24,9 @@ class Row:
     """Global ranks of the group."""
     operation: Operation
     bytes: int
-    """Of the larger of a rank's two buffers."""
+    """Size of the larger of a rank's two buffers."""
     seconds: float
-    """Of one call, mean over the ranks."""
+    """How long one call takes, mean over the ranks."""
     wrong: int
     """Elements that were not what they had to be, on all ranks."""
     wrong_ranks: tuple[int, ...]

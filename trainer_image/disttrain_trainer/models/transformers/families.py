@@ -31,7 +31,7 @@ class Family:
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """The normalisations of a layer, over its width."""
     experts: ExpertFiles | None = None
-    """Of a family with experts, how files hold them."""
+    """How files hold the experts, if the family has any."""
     fields: tuple[str, ...] = ()
     """What the library reads of a config that does not declare it."""
 

@@ -124,7 +124,7 @@ class CausalLanguageModel(nn.Module):
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
 
-        Of a frozen parameter 4: it has no gradient of its own. Experts that do not compute a token do not count.
+        A frozen parameter counts 4: it has no gradient of its own. Experts that do not compute a token do not count.
         """
         config, table = self.config, self.model.embed_tokens.weight
         tied = self.lm_head.weight is table

@@ -1,6 +1,6 @@
 """Attention of some queries to some keys, as a part of that to all keys: with the logarithm of the sum of exponentials.
 
-Scores of queries with keys become weights by a softmax over all keys. Of some of the keys these functions return the
+Scores of queries with keys become weights by a softmax over all keys. For some of the keys these functions return the
 attention by itself and the logarithm of the sum of exponentials (LSE) of its scores, which says what it weighs beside
 that to other keys. The gradient needs the attention to all keys and its LSE, and none of the other keys.
 Shapes: B batch, H heads, Q queries, K keys, D' width of a head: [B, H, Q or K, D'], LSE [B, H, Q].

@@ -19,7 +19,7 @@ from disttrain_trainer.parallel.context.part import METHOD, Context
 from disttrain_trainer.parallel.context.ring_steps import Look, positions, steps_of_documents, whole_steps
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
-# Of messages of two kinds between the same two ranks, each is received as what it is.
+# Two ranks exchange messages of two kinds, and each is received as what it is.
 _KEYS, _GRADIENTS = 0, 1
 
 

@@ -23,7 +23,7 @@ class Look(NamedTuple):
     """Some queries that all look at the same keys, or with `causal` at as many keys up to their own."""
 
     rows: slice
-    """Of the batch."""
+    """Rows of the batch."""
     queries: slice
     keys: slice
     causal: bool

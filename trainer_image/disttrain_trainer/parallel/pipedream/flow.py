@@ -44,7 +44,7 @@ class _Step:
     own: float
     """Samples or tokens of this replica."""
     total: float
-    """Of all replicas, where the last stage is."""
+    """The same of all replicas, on the last stage."""
     loss: Tensor
     """This rank's part of the mean."""
 

@@ -16,7 +16,7 @@ class RankFigures(NamedTuple):
 
     stage: float
     computed_seconds: float
-    """Of forward and backward passes and updates."""
+    """The time that forward and backward passes and updates took."""
     elapsed_seconds: float
     microbatches: float
     """Backward passes."""
@@ -25,7 +25,7 @@ class RankFigures(NamedTuple):
     bytes: float
     """The most memory that they took."""
     version_bytes: float
-    """Of one version."""
+    """The memory that one version takes."""
     staleness: float
     """The most updates between the weights of a gradient and those that it changed."""
     loss: float

@@ -10,7 +10,7 @@ class Measured(NamedTuple):
     """Figures of one rank since its last report."""
 
     seconds: float
-    """Of all passes through the pipeline."""
+    """The time that all passes through the pipeline took."""
     actions: Mapping[tuple[Kind, int], tuple[float, int]]
     """Seconds of each kind of computation in each stage, and how often it ran."""
 

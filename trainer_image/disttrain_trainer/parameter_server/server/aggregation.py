@@ -58,7 +58,7 @@ class Aggregator:
         self.late = 0
         """Parts that had been taken in before."""
         self.staleness: Counter[int] = Counter()
-        """Of pushes: parts of others that were taken in between its pull and it."""
+        """How many pushes came after so many parts of others that were taken in since their pull."""
         self.squares: dict[int, float] = {}
         """Sum of squares of the gradient of the last steps that were updated as a whole."""
 

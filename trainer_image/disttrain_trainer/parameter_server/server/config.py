@@ -25,4 +25,4 @@ class ServerConfig:
     incarnation: int = 1
     """Counts the starts of this server in the attempt, from 1. Once a later one is known, peers ignore this one."""
     compression: Compression | None = None
-    """Of what is pushed."""
+    """How workers compress what they push."""

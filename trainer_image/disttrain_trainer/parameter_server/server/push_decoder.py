@@ -20,7 +20,7 @@ from disttrain_trainer.parameter_server.server.averaging import AveragingShard, 
 from disttrain_trainer.parameter_server.server.shard import Shard
 
 Updates = Mapping[int | Key, Tensor | Rows]
-"""Of each range its gradient; where workers update, of each of its tensors the change."""
+"""The gradient of each range; where workers update, the change of each of its tensors."""
 
 
 class PushDecoder:

@@ -81,7 +81,7 @@ class TaskScheduler:
         self._clocks: dict[int, int] = dict.fromkeys(range(workers), 0)
         self._asking: list[int] = []
         self._unacknowledged: dict[int, dict[int, Result]] = {}
-        """Of complete steps that the leader has not acknowledged: what is known of each part."""
+        """What is known of each part of the complete steps that the leader has not acknowledged."""
 
     @property
     def results(self) -> list[CompleteStep]:

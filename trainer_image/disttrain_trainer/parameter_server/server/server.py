@@ -52,7 +52,7 @@ class Server:
         self._manager = Manager(config, log) if config.index == 0 else None
         self._reassembly = Reassembly()
         self._done: dict[tuple[int, str], tuple[tuple[object, bytes], Message]] = {}
-        """Of each worker and kind in _ONCE the instance and number of the last question, and the answer: asked twice,
+        """The instance and number of the last question of each worker and kind in _ONCE, and the answer: asked twice,
         it is given twice."""
         self._decoder = PushDecoder(config.index, config.compression, config.training.seed)
         self._counters = CountersByWorker()

@@ -79,7 +79,7 @@ class Servers:
         self._context = new_context(len(addresses))
         self._sockets = [connect(self._context, *one) for one in zip(addresses, self._keys, strict=True)]
         self._losses = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._sockets]
-        """Of each server: says when the connection to it was lost, and with it what was on its way."""
+        """One for each server: it says when the connection was lost, and with it what was on its way."""
         self._addresses = addresses
         self._progress = WorkerProgress(worker, self._instance)
         self._heartbeat = Heartbeat(

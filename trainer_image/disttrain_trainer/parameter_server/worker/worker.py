@@ -117,7 +117,7 @@ class Worker:
 
     config: Config
     world: World
-    """Of this worker's ranks."""
+    """The ranks of this worker."""
     state: State
     servers: Servers | GroupServers
     payload: Payload
