@@ -1,17 +1,16 @@
 """The dashboard of a cluster in a real browser, before a real API server: tokens, rights, and outages."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.browser.viewer import LINK, NAMES, enter, loaded_anew
 from tests.integration.dashboard_process import a_viewer, progress, running_dashboard
 from tests.integration.operator_process import Team, install_crd
 from tests.needs import NO_BROWSER
-from tests.waiting import GENEROUS
 from tools.chromium import Page, browser, program
 from tools.cluster.control_plane import ControlPlane
 
@@ -21,8 +20,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 MANY = 1000
-LINK = "document.getElementById('link').textContent"
-NAMES = "[...document.querySelectorAll('tbody tr a')].map((each) => each.textContent).sort().join()"
 
 
 @pytest.fixture(scope="module")
@@ -43,26 +40,6 @@ async def opened(cluster: ControlPlane, folder: Path) -> AsyncIterator[Page]:
             await page.until("document.activeElement?.id === 'token'")
             yield page
             assert page.problems == []
-
-
-async def enter(page: Page, token: str, namespaces: str) -> None:
-    """Fill the form and send it, with keys alone; the page loads anew."""
-    await page.value("window.before = true")
-    for field, text in (("token", token), ("namespaces", namespaces)):
-        await page.value(f"document.getElementById('{field}').focus(); document.activeElement.select()")
-        await page.type(text)
-    await page.press("Enter")
-    await loaded_anew(page)
-
-
-async def loaded_anew(page: Page) -> None:
-    """Wait until the page has another document than the one with `window.before`."""
-    async with asyncio.timeout(GENEROUS):
-        while True:
-            # Between two documents there is none to ask.
-            with suppress(RuntimeError):
-                await page.until("window.before === undefined && document.getElementById('token') !== null")
-                return
 
 
 async def test_two_viewers_see_what_each_may_see(cluster: ControlPlane, tmp_path: Path) -> None:
