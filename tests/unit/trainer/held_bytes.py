@@ -3,6 +3,10 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from disttrain_trainer.estimate.imagined import WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
@@ -14,12 +18,38 @@ from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_st
 from disttrain_trainer.strategies.choose import build_job_state
 
 
+class Showing(TorchDispatchMode):
+    """Shows the meter what another thread makes."""
+
+    def __init__(self, meter: StorageMeter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._meter.__torch_dispatch__(func, types, args, kwargs)
+
+
+def show_what_callbacks_make(meter: StorageMeter) -> None:
+    """Callbacks of the backend's futures run in its threads, where no mode of this one counts."""
+    original = torch._C.Future.then
+
+    def then(future: Any, callback: Any) -> Any:
+        def shown(done: Any) -> Any:
+            with Showing(meter):
+                return callback(done)
+
+        return original(future, shown)
+
+    torch._C.Future.then = then  # type: ignore[method-assign]
+
+
 def main() -> None:
     config = read_config()
     device = find_device(config.local_rank, config.local_world_size, config.threads_given, 1)
     world = join_world(config, device)
     state = build_job_state(config, world)
     meter = StorageMeter()
+    show_what_callbacks_make(meter)
     module, found = state.module, {}
 
     def step() -> None:

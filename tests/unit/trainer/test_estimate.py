@@ -42,6 +42,15 @@ TRAINING = {
     "steps": 3,
     "globalBatchSize": 16,
 }
+# So few that most bytes are there while gradients are summed.
+FEW = {"globalBatchSize": 2}
+TWO_BUCKETS = {**FEW, "model": {"name": "gpt", "config": {"layers": 6, "heads": 4, "width": 128}}}
+
+
+def compressed(name: str, **settings: Any) -> dict[str, Any]:
+    return {"dataParallel": {"compression": {"name": name, **settings}}}
+
+
 # parallelism, changes of the training
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": ({}, {}),
@@ -53,6 +62,20 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2, bfloat16, accumulated": ({}, {"precision": "BF16", "gradientAccumulationSteps": 4}),
     "dp2, static graph": ({"dataParallel": {"staticGraph": True}}, {}),
     "dp2, LoRA": ({}, {"model": LORA}),
+    "dp2, FP16": (compressed("FP16"), FEW),
+    "dp2, FP16 in a ring": ({"dataParallel": {"allReduce": "Ring", "compression": {"name": "FP16"}}}, FEW),
+    "dp2, Int8": (compressed("Int8"), FEW),
+    "dp2, OneBit": (compressed("OneBit"), FEW),
+    "dp2, OneBit, accumulated": (compressed("OneBit"), {"gradientAccumulationSteps": 4}),
+    "dp2, TopK": (compressed("TopK", ratio=0.1), FEW),
+    "dp2, TopK, momentum": (
+        compressed("TopK", momentumCorrection=0.9),
+        {**FEW, "optimizer": {"name": "SGD", "learningRate": 0.1}},
+    ),
+    "dp2, Int8, two buckets": (compressed("Int8"), TWO_BUCKETS),
+    "dp2, TopK, two buckets": (compressed("TopK", ratio=0.1), TWO_BUCKETS),
+    "dp2, RandomK": (compressed("RandomK", ratio=0.1), FEW),
+    "dp2, PowerSGD": (compressed("PowerSGD", rank=8), FEW),
     "fsdp2": ({SHARD: 2}, {}),
     "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
@@ -122,7 +145,8 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
         found = estimated(training, ranks, parallelism, rank)
         assert {name: getattr(found, name) for name in HELD} == {name: real[name] for name in HELD}
         # A pipeline's first forward passes end where its first backward pass begins, which is torch's to know.
-        if "activations" in real:
+        # Nor is it known when gloo lets go of what it gathered in the step before, which is much beside few of them.
+        if "activations" in real and not FEW.items() <= changes.items():
             # What one rank of an expert group has too much another one has not.
             own = fmean(one["activations"] for one in reals) if found.assumed else real["activations"]
             assert found.activations == pytest.approx(own, rel=0.01 if found.assumed else 0.05)

@@ -14,7 +14,7 @@ from disttrain_trainer.estimate.counter import Message, operation_of
 from disttrain_trainer.estimate.step import StepWork
 from disttrain_trainer.models.gpt.model import Gpt
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.test_estimate import CONTEXT, EXPERT, GPT, SHARD, TENSOR, TRAINING, estimated
+from tests.unit.trainer.test_estimate import CONTEXT, EXPERT, GPT, SHARD, TENSOR, TRAINING, compressed, estimated
 from tests.unit.trainer.worlds import job, run_ranks
 
 LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}
@@ -25,10 +25,6 @@ EVEN = {
     "model": {"name": "gpt", "config": {**UNTIED["model"]["config"], "experts": 2, "expertsPerToken": 2}},
     "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 1600, "sequenceLength": 32}},
 }
-
-
-def compressed(name: str, **settings: Any) -> dict[str, Any]:
-    return {"dataParallel": {"compression": {"name": name, **settings}}}
 
 
 # parallelism, changes of the training

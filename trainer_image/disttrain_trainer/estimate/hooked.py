@@ -59,9 +59,18 @@ class HookedBuckets(Buckets):
         for index, places in enumerate(reversed(found)):
             bucket = Bucket(index, [parameters[place] for place in places], last=index == len(found) - 1)
             self._buckets.append(bucket)
-            self.tensors.append(bucket.buffer())
+            self._tensors.append(bucket.buffer())
             for place, part in zip(places, bucket.parts, strict=True):
                 parameters[place].register_post_accumulate_grad_hook(self._put(bucket, part))
+
+    def begin(self) -> None:
+        """Sum as the step before has done, so that what the hook keeps is there."""
+        for bucket in self._buckets:
+            self._sum(bucket)
+
+    def held(self) -> Iterator[Tensor]:
+        yield from super().held()
+        yield from ((self._hook.kept if self._hook is not None else None) or {}).values()
 
     def _put(self, bucket: Bucket, part: Tensor) -> Callable[[Tensor], None]:
         def put(found: Tensor) -> None:
@@ -78,10 +87,13 @@ class HookedBuckets(Buckets):
             self._sum_next()
 
     def _sum_next(self) -> None:
+        self._sum(self._buckets[self._next])
+        self._next += 1
+
+    def _sum(self, bucket: Bucket) -> None:
         assert self._hook is not None
         with _summing():
-            self._hook.reduce(self._buckets[self._next])  # type: ignore[arg-type]
-        self._next += 1
+            self._hook.reduce(bucket)  # type: ignore[arg-type]
 
     def _finish(self) -> None:
         while self.averaging and self._next < len(self._buckets):

@@ -60,7 +60,7 @@ class Buckets:
     """
 
     def __init__(self, counter: WorkCounter, algorithm: AllReduce = AllReduce.BACKEND) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []
         self.averaging = False
         """Whether the next backward pass averages; what others leave lies outside the buckets until then."""
         self._counter, self._algorithm = counter, algorithm
@@ -77,6 +77,13 @@ class Buckets:
             self._buffers = sum(buffer.nbytes for buffer in module.buffers())
             self._prepare([parameter for parameter in module.parameters() if parameter.requires_grad], world)
         return module
+
+    def begin(self) -> None:
+        """Make what the step before leaves."""
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """Yield what is there from one step to the next."""
+        yield from self._tensors
 
     def end_pass(self) -> None:
         """Count what the last bucket sends, and the buffers, which DDP shares once in a step."""
@@ -96,7 +103,7 @@ class Buckets:
 
     def _bucket_of(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
         bucket = torch.empty_like(parameter, requires_grad=False)
-        self.tensors.append(bucket)
+        self._tensors.append(bucket)
 
         def put(found: torch.Tensor) -> None:
             if self.averaging:

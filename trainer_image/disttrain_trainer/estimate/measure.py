@@ -155,8 +155,6 @@ def _memory_beside(config: Config) -> str | None:
     data_parallel = config.job.parallelism.data_parallel
     if has_servers(config):
         return "with parameter servers a worker's memory depends on what it pulls at a time"
-    if data_parallel.compression is not None:
-        return "compression of gradients (`dataParallel.compression`) decodes in threads of the backend, at any time"
     if data_parallel.relaxed is None:
         return None
     return f"mode {data_parallel.mode.value} keeps what replicas train from beside the model"

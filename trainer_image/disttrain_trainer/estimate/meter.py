@@ -65,7 +65,9 @@ class StorageMeter(TorchDispatchMode):
             self._count(key, storage.nbytes())
 
     def _forget(self, key: int) -> None:
-        self.live -= self._sizes.pop(key)
+        size = self._sizes.pop(key)
+        # Without a call in between, at which another thread's storage may end.
+        self.live -= size
 
     def _count(self, key: int, size: int) -> None:
         self.live += size - self._sizes[key]

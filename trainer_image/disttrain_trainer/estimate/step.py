@@ -64,7 +64,9 @@ def take_step(
     batches = [_without_values(batch, mode) for batch in _microbatches(state, world, computed * config.batch.pipeline)]
     meter = StorageMeter()
     meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
-    meter.show(buckets.tensors)
+    with mode:
+        buckets.begin()
+    meter.show(buckets.held())
     before, added, counts = meter.live, list[int](), list[Count]()
 
     def forward_done() -> None:
