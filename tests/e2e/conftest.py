@@ -5,6 +5,8 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,15 +107,30 @@ def operator(images: None, helm: Helm, programs: dict[str, Path], kubeconfig: Pa
 
 
 @pytest.fixture
-def kubectl(operator: Kubectl, programs: dict[str, Path], kubeconfig: Path) -> Iterator[Kubectl]:
+def kubectl(operator: Kubectl) -> Iterator[Kubectl]:
     """kubectl in a fresh namespace that enforces the restricted Pod Security Standard."""
-    namespace = f"test-{uuid.uuid4().hex[:8]}"
-    kubectl = Kubectl(programs["kubectl"], kubeconfig, namespace)
-    kubectl("create", "namespace", namespace)
-    kubectl("create", "configmap", USER_CODE, f"--from-file={Path(__file__).with_name('slow_data.py')}")
-    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    yield kubectl
-    kubectl.run("delete", "namespace", namespace, "--wait=false")
+    with fresh_namespace(operator, "test") as kubectl:
+        kubectl("create", "configmap", USER_CODE, f"--from-file={Path(__file__).with_name('slow_data.py')}")
+        kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
+        yield kubectl
+
+
+@pytest.fixture
+def elsewhere(operator: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in the fresh namespace of a stranger."""
+    with fresh_namespace(operator, "stranger") as kubectl:
+        yield kubectl
+
+
+@contextmanager
+def fresh_namespace(kubectl: Kubectl, prefix: str) -> Iterator[Kubectl]:
+    """kubectl in a namespace that is deleted at the end."""
+    fresh = replace(kubectl, namespace=f"{prefix}-{uuid.uuid4().hex[:8]}")
+    fresh("create", "namespace", fresh.namespace)
+    try:
+        yield fresh
+    finally:
+        fresh.run("delete", "namespace", fresh.namespace, "--wait=false")
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

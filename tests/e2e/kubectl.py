@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from tools.cluster.processes import dying_with_parent
+
 PATIENCE = 600
 """Seconds that a condition may take on a slow machine before the test gives up."""
 PAUSE = 1.0
@@ -32,6 +34,13 @@ class Kubectl:
         command, environment = self._command(arguments), self._environment()
         return subprocess.run(
             command, check=False, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """The command, running, with its standard output as a pipe."""
+        command = dying_with_parent(self._command(arguments))
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._environment()
         )
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
@@ -82,10 +91,7 @@ class Kubectl:
         """Wait until a line of the trainer's log matches; the match."""
         deadline = time.monotonic() + patience
         while (left := deadline - time.monotonic()) > 0:
-            follow = self._command(["logs", "--follow", pod, "-c", "trainer"])
-            with subprocess.Popen(
-                follow, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._environment()
-            ) as process:
+            with self.start("logs", "--follow", pod, "-c", "trainer") as process:
                 assert process.stdout is not None
                 end = threading.Timer(left, process.kill)
                 end.start()

@@ -1,11 +1,7 @@
 """A pod of another namespace attacks the port where ranks meet, while they train and while a gang restarts."""
 
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from disttrain_api.names import MASTER_PORT
 from tests import hostile_peer
@@ -16,16 +12,6 @@ from tests.e2e.observe import first_step, train_until_a_checkpoint
 
 CODE = "hostile-code"
 STEPS = 600
-
-
-@pytest.fixture
-def elsewhere(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """kubectl in the stranger's namespace."""
-    stranger = Kubectl(kubectl.program, kubectl.kubeconfig, f"stranger-{uuid.uuid4().hex[:8]}")
-    stranger("create", "namespace", stranger.namespace)
-    stranger("create", "configmap", CODE, f"--from-file=hostile_peer.py={Path(hostile_peer.__file__)}")
-    yield stranger
-    stranger.run("delete", "namespace", stranger.namespace, "--wait=false")
 
 
 def attacker(name: str, command: str) -> dict[str, Any]:
@@ -42,6 +28,7 @@ def attacker(name: str, command: str) -> dict[str, Any]:
 
 
 def test_a_stranger_changes_no_bit_of_what_is_trained(kubectl: Kubectl, elsewhere: Kubectl) -> None:
+    elsewhere("create", "configmap", CODE, f"--from-file=hostile_peer.py={Path(hostile_peer.__file__)}")
     for name in ("calm", "attacked"):
         kubectl.apply(long_job(name, training={"steps": STEPS}))
     kubectl.wait("Running", "attacked")

@@ -39,9 +39,10 @@ def running_dashboard(control_plane: ControlPlane, folder: Path, *flags: str) ->
             process.kill()
 
 
-def ask(address: str, path: str, token: str) -> tuple[int, Any]:
+def ask(address: str, path: str, token: str = "") -> tuple[int, Any]:
     """Status and JSON of an answer."""
-    request = urllib.request.Request(f"{address}{path}", headers={"Authorization": f"Bearer {token}"})
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{address}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, json.load(answer)
