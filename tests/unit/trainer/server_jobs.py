@@ -19,8 +19,9 @@ def lines_of(file):
 class Job:
     """A job of two workers and one or more servers, each pod in a folder of its own."""
 
-    def __init__(self, folder, stack, servers, settings, training):
-        self.folder, self.stack = folder, stack
+    def __init__(self, folder, stack, servers, settings, training, module="disttrain_trainer", **environment):
+        """module, environment: of the workers."""
+        self.folder, self.stack, self.module, self.environment = folder, stack, module, environment
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
         self.config = job(training, parallelism={"dataParallel": {"mode": "ParameterServer", **settings}})
         self.servers = [
@@ -41,7 +42,7 @@ class Job:
         return self.stack.enter_context(launch(folder, self.config, ranks, storage, module=module, **variables))
 
     def worker(self, rank, name=None):
-        return self.start(name or f"worker-{rank}", 1, "disttrain_trainer", RANK=str(rank), LOCAL_RANK="0")
+        return self.start(name or f"worker-{rank}", 1, self.module, RANK=str(rank), LOCAL_RANK="0", **self.environment)
 
     def reached(self, step):
         self.workers[0].wait_until(lambda: self.workers[0].reached(step))
@@ -55,10 +56,10 @@ class Job:
 
 
 @contextmanager
-def a_job(folder, training, servers=1, **settings):
-    """A running job; `settings` are those of data parallelism."""
+def a_job(folder, training, servers=1, workers=None, **settings):
+    """A running job; `settings` are those of data parallelism, `workers` what a Job is given for its workers."""
     with ExitStack() as stack:
-        yield Job(folder, stack, servers, settings, training)
+        yield Job(folder, stack, servers, settings, training, **(workers or {}))
 
 
 def signalled(world, number):

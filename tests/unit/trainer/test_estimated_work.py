@@ -14,7 +14,7 @@ from disttrain_trainer.estimate.counter import Message, operation_of
 from disttrain_trainer.estimate.step import StepWork
 from disttrain_trainer.models.gpt.model import Gpt
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.test_estimate import CONTEXT, EXPERT, GPT, SHARD, TENSOR, TRAINING, compressed, estimated
+from tests.unit.trainer.test_estimate import CONTEXT, EXPERT, FEW, GPT, SHARD, TENSOR, TRAINING, compressed, estimated
 from tests.unit.trainer.worlds import job, run_ranks
 
 LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}
@@ -27,6 +27,7 @@ EVEN = {
 }
 
 
+ASYNC = {"parameterServer": {"synchronization": "Async"}}
 # parallelism, changes of the training
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": ({}, {}),
@@ -96,30 +97,45 @@ def test_ranks_share_what_one_would_compute(layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "changes"),
     [
-        {},
-        {"compression": {"name": "TopK", "ratio": 0.1}},
-        {"compression": {"name": "OneBit"}},
-        {"compression": {"name": "FP16"}},
-        {"parameterServer": {"push": "Parameters"}},
+        ({}, {}),
+        ({"compression": {"name": "TopK", "ratio": 0.1}}, {}),
+        ({"compression": {"name": "TopK", "ratio": 0.1}, **ASYNC}, FEW | {"maxGradientNorm": 1.0}),
+        ({"compression": {"name": "OneBit"}}, FEW),
+        ({"compression": {"name": "FP16"}}, FEW),
+        ({"parameterServer": {"push": "Parameters"}}, FEW),
     ],
-    ids=["gradients", "TopK", "OneBit", "FP16", "parameters"],
+    ids=["gradients", "TopK", "TopK, clipped", "OneBit", "FP16", "parameters"],
 )
-def test_workers_push_and_pull_what_was_estimated(tmp_path: Path, settings: dict[str, Any]) -> None:
-    training = {**TRAINING, "steps": 6, "logging": {"interval": 1}}
-    with a_job(tmp_path, training, servers=2, **settings) as running:
+def test_workers_push_pull_and_hold_what_was_estimated(
+    tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    training = {**TRAINING, **changes, "steps": 6, "logging": {"interval": 1}}
+    counting = {"module": "tests.unit.trainer.held_by_worker", "HELD_BYTES": str(tmp_path)}
+    with a_job(tmp_path, training, servers=2, workers=counting, **settings) as running:
         for rank, worker in enumerate(running.workers):
             assert ended(worker, rank)[0] == 0, worker.text(rank, "err")
     parallelism = {"dataParallel": {"mode": "ParameterServer", **settings}}
-    found = work_of(training, 2, parallelism, servers=2).servers
+    estimate = estimated(training, 2, parallelism, servers=2)
+    for rank in range(2):
+        real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert estimate.activations == pytest.approx(real["activations"], rel=0.05)
+        assert estimate.peak == pytest.approx(real["peak"], rel=0.05)
+    assert estimate.unknown is None
+    assert estimate.work is not None
+    found = estimate.work.servers
     assert found is not None
     assert (found.workers, found.servers) == (2, 2)
     lines = [line for line in running.lines() if "comm/gradient_bytes" in line][1:-1]
     assert lines
     # The leader may have had one part of a step or both; who updates the parameters has the optimizer's state, too.
     assert {line["comm/gradient_bytes"] % found.pushed for line in lines} == {0}
-    pulled = found.pulled if settings.get("parameterServer") is None else estimated(TRAINING, 1, {}).parameters
+    pulled = (
+        found.pulled
+        if settings.get("parameterServer", {}).get("push") is None
+        else estimated(TRAINING, 1, {}).parameters
+    )
     assert {line["servers/pulled_bytes"] % pulled for line in lines} == {0}
 
 

@@ -29,6 +29,7 @@ from disttrain_trainer.estimate.step import StepWork, kept_by, take_step
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import TrainerError, one_line
 from disttrain_trainer.runtime.local import local_part
+from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State
 from disttrain_trainer.tasks.base import RunnableTask
@@ -108,8 +109,10 @@ def estimate(config: Config) -> Estimate:
         parameters, buffers = _bytes(state.module.parameters()), _bytes(state.module.buffers())
         # Before the step, which would leave parameters whole where it fails.
         gradients, kept = _held(state, mode)
-        kept = kept if updates(config) else 0
-        found, beside = None, _memory_beside(config)
+        if not updates(config):
+            state.optimizer.state.clear()
+            kept = 0
+        found, beside = None, _memory_beside(config, world)
         if reason is None and has_servers(config):
             reason = cannot_push(state, world)
         if reason is None and missing is None:
@@ -150,11 +153,11 @@ def _without_values(error: Exception) -> str:
     return f"the step cannot be followed without values: {type(error).__name__}: {one_line(error)}"
 
 
-def _memory_beside(config: Config) -> str | None:
+def _memory_beside(config: Config, world: World) -> str | None:
     """Why the memory of a step is not known though it is computed; None where it is."""
     data_parallel = config.job.parallelism.data_parallel
-    if has_servers(config):
-        return "with parameter servers a worker's memory depends on what it pulls at a time"
+    if has_servers(config) and world.size > 1:
+        return "the first rank of a worker pushes and pulls for all of its ranks, beside their steps"
     if data_parallel.relaxed is None:
         return None
     return f"mode {data_parallel.mode.value} keeps what replicas train from beside the model"

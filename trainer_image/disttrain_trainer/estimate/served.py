@@ -1,9 +1,12 @@
 """What a worker pushes to parameter servers and pulls from them in a step: by its own payload, on tensors that have no
 memory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
@@ -15,6 +18,8 @@ from disttrain_trainer.parameter_server.protocol.tasks import Task
 from disttrain_trainer.parameter_server.worker.embedding_tables import tables_of
 from disttrain_trainer.parameter_server.worker.full_parameters import FullParameters, trained
 from disttrain_trainer.parameter_server.worker.payload import build_payload
+from disttrain_trainer.parameter_server.worker.pushing import Pushing, watched
+from disttrain_trainer.parameter_server.worker.worker import ready_early
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
@@ -57,22 +62,57 @@ def cannot_push(state: State, world: World) -> str | None:
     return None
 
 
-def traffic_of(state: State, config: Config, mode: FakeTensorMode) -> ServerTraffic:
-    """What a worker pushes and pulls in a step after the warm-up. config: of the job."""
-    named, servers = trained(state), max(len(config.servers), 1)
-    placement = place({name: one.numel() for name, one in named.items()}, servers)
-    payload = build_payload(config, placement, named, state)
-    # ValuesOfOne: a payload looks at the places that it sends.
-    with mode, ValuesOfOne(), torch.no_grad():
-        for one in named.values():
+class Pushes:
+    """A worker's own pushes, after the warm-up, which no server takes."""
+
+    def __init__(self, state: State, world: World, config: Config) -> None:
+        """config: of the job."""
+        self._state, self._config = state, config
+        self._named, servers = trained(state), max(len(config.servers), 1)
+        self._placement = place({name: one.numel() for name, one in self._named.items()}, servers)
+        self._payload = build_payload(config, self._placement, self._named, state)
+        self._early = ready_early(config, world, state)
+        self.begin()
+
+    def warm_up(self) -> None:
+        """Push as in the step before, so that what the payload keeps is there; once, and first of all."""
+        for one in self._named.values():
             one.grad = torch.empty_like(one)
-        payload.begin(Task(config.training.steps, 0), 1.0)
-        places = [(server, index) for server, segments in enumerate(placement) for index in range(len(segments))]
-        pushed = sum(tensor.nbytes for place in places for tensor in payload.of(*place))
-        state.optimizer.zero_grad()
-    pulled = sum(one.nbytes for one in named.values())
-    # Who updates the parameters has the optimizer's state from the servers, too, as long as what it pushes.
-    return ServerTraffic(workers_of(config), servers, pushed, pushed if updates(config) else pulled)
+        self.end()
+        self._state.optimizer.zero_grad()
+
+    def kept(self) -> list[Tensor]:
+        """What the payload has from one step to the next."""
+        return self._payload.kept
+
+    def begin(self) -> None:
+        """Before the first pass of a step."""
+        # ValuesOfOne: a payload looks at the places that it sends.
+        with ValuesOfOne(), torch.no_grad():
+            self._payload.begin(Task(self._config.training.steps, 0), 1.0)
+        self._pushing = Pushing(self._placement, self._payload, [{}] * len(self._placement), lambda *_: None)
+
+    @contextmanager
+    def watching(self, passes: int) -> Iterator[None]:
+        """Write what is pushed before the passes are over."""
+
+        def ready(name: str) -> None:
+            with ValuesOfOne(), torch.no_grad():
+                self._pushing.ready(name)
+
+        with watched(self._early, passes, ready):
+            yield
+
+    def end(self) -> ServerTraffic:
+        """Write the rest."""
+        servers = len(self._placement)
+        with ValuesOfOne(), torch.no_grad():
+            self._pushing.rest()
+            self._payload.settle([True] * servers)
+        pushed = self._pushing.bytes
+        pulled = sum(one.nbytes for one in self._named.values())
+        # Who updates the parameters has the optimizer's state from the servers, too, as long as what it pushes.
+        return ServerTraffic(workers_of(self._config), servers, pushed, pushed if updates(self._config) else pulled)
 
 
 def spread(state: State, world: World, mode: FakeTensorMode) -> None:

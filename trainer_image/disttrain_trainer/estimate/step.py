@@ -1,6 +1,7 @@
 """One step of a rank on tensors that have no memory: what it holds at most, computes and sends."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from disttrain_trainer.data.batches import Microbatch, load_microbatch, map_tens
 from disttrain_trainer.estimate.counter import Count, Message, WorkCounter, messages
 from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
-from disttrain_trainer.estimate.served import ServerTraffic, has_servers, spread, traffic_of
+from disttrain_trainer.estimate.served import Pushes, ServerTraffic, has_servers, spread, updates
 from disttrain_trainer.estimate.stages import Boundary, Bubble, ImaginedSchedule, bubble_of
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.runtime.config import Config
@@ -64,10 +65,14 @@ def take_step(
     batches = [_without_values(batch, mode) for batch in _microbatches(state, world, computed * config.batch.pipeline)]
     meter = StorageMeter()
     meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
+    pushes = Pushes(state, world, config) if has_servers(config) else None
     with mode:
         buckets.begin()
+        if pushes is not None:
+            pushes.warm_up()
+            meter.show(pushes.kept())
     meter.show(buckets.held())
-    before, added, counts = meter.live, list[int](), list[Count]()
+    added, counts = list[int](), list[Count]()
 
     def forward_done() -> None:
         added.append(meter.peak - before)
@@ -85,12 +90,19 @@ def take_step(
             pipeline.passes = computed
             pipeline._schedule = ImaginedSchedule(pipeline, boundaries, counter, forward_done, pass_done)  # type: ignore[assignment]
         parts = 1 if state.replicas is not None else world.parts
-        accumulate_gradients(state, batches, 1.0, 1.0, parts)
+        if pushes is not None:
+            pushes.begin()
+        before = meter.live
+        with pushes.watching(computed) if pushes is not None else nullcontext():
+            accumulate_gradients(state, batches, 1.0, 1.0, parts)
         if state.replicas is not None:
             state.replicas.settle_gradients(state.replicas.plan.summed_steps)
         clip_gradients(state, 1.0, world)
-        state.precision.update(state.optimizer, None)
-        if has_servers(config):
+        if updates(config):
+            state.precision.update(state.optimizer, None)
+        served = None
+        if pushes is not None:
+            served = pushes.end()
             spread(state, world, mode)
     total = counter.take()
     for count in counts:
@@ -99,7 +111,6 @@ def take_step(
     pods = config.local_world_size
     sent = [*messages(total, world, pods), *_meetings(state, world, mode, counter, pods)]
     bubble = bubble_of(pipeline) if isinstance(pipeline, Pipeline) else None
-    served = traffic_of(state, config, mode) if has_servers(config) else None
     return Taken(added[0], meter.peak, StepWork(total.flops, sent, bubble, served))
 
 

@@ -43,6 +43,11 @@ class Payload(ABC):
         They are complete once an event of `staging` is past.
         """
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Return what is there from one push to the next."""
+        return []
+
     def settle(self, fresh: Sequence[bool]) -> None:  # noqa: B027 - not all keep something
         """All servers have answered; `fresh`: whether each took it in, or had taken in the task before."""
 
@@ -110,6 +115,10 @@ class GradientPayload(Payload):
             return self._down(server, index, self._codec.encode(values, piece))
         return self._with_feedback(values, piece) if self._weight > 0 else []
 
+    @property
+    def kept(self) -> list[Tensor]:
+        return [tensor for kept in self._kept.values() for tensor in kept if tensor is not None]
+
     def settle(self, fresh: Sequence[bool]) -> None:
         self._kept |= {place: kept for place, kept in self._next.items() if fresh[place[0]]}
         self._next = {}
@@ -151,6 +160,10 @@ class ChangePayload(Payload):
             return []
         pairs = zip(self._tensors(segment.name), self._before[segment.name], strict=True)
         return self._down(server, index, [_part(now - before, segment) for now, before in pairs])
+
+    def settle(self, fresh: Sequence[bool]) -> None:
+        # As large as the model and its optimizer's state: not beside those of the next task.
+        self._before = {}
 
     def _tensors(self, name: str) -> list[Tensor]:
         parameter = self._parameters[name]

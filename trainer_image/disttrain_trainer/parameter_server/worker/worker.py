@@ -62,6 +62,15 @@ def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
         )
 
 
+def ready_early(config: Config, world: World, state: State) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
+    updates = settings_of(config).push is Pushed.PARAMETERS
+    if world.size > 1 or updates or config.training.max_gradient_norm is not None:
+        return {}
+    tables, named = tables_of(state.module), state.module.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad and name not in tables}
+
+
 def build_worker_state(config: Config, world: World) -> State:
     """The State before the first step of a worker's rank. config: of the job. world: of this worker's ranks.
 
@@ -161,16 +170,9 @@ class Worker:
         """Whether the gradient that counts is this worker's; else it is a sum that servers alone see."""
         return self.updates or not is_together(self.config)
 
-    @property
-    def ready_early(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
-        if self.world.size > 1 or self.updates or self.config.training.max_gradient_norm is not None:
-            return {}
-        return {
-            name: parameter
-            for name, parameter in self.state.module.named_parameters()
-            if parameter.requires_grad and not self.tables.has(name)
-        }
+    @cached_property
+    def _early(self) -> dict[str, nn.Parameter]:
+        return ready_early(self.config, self.world, self.state)
 
     @cached_property
     def computes_meanwhile(self) -> bool:
@@ -197,7 +199,7 @@ class Worker:
         pushing = self.servers.begin_push(task, weight, pulling.pulled, answer.floor, self.payload)
         with (
             arriving(state.module, pulling.waits_for, pulling.need),
-            watched(self.ready_early, len(microbatches), pushing.ready),
+            watched(self._early, len(microbatches), pushing.ready),
         ):
             own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
         (loss,) = world.sum(float(own_loss) * world.counts_replica)
