@@ -143,7 +143,7 @@ def test_what_does_not_fit_spares_memory_until_it_does() -> None:
 
 
 def test_what_is_known_in_part_is_not_what_a_layout_needs() -> None:
-    """Where a step is known and its memory is not, as with compression."""
+    """Where a step is known and its memory is not."""
 
     def in_part(requests: Sequence[Request]) -> Generator[Mapping[str, Any], None, None]:
         for answer in answered(requests):
@@ -186,11 +186,12 @@ def test_a_ranking_is_written_as_a_manifest(tmp_path: Path, capfd: pytest.Captur
 
 
 def test_a_ranking_as_json_has_fields_of_the_manifest(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(EXAMPLES / "ddp.yaml"), "--layouts", *OPTIONS, "--most", "1", "-o", "json"]) == 0
+    assert main(["plan", str(EXAMPLES / "compression.yaml"), "--layouts", *OPTIONS, "--most", "1", "-o", "json"]) == 0
     found = json.loads(capfd.readouterr().out)
     (one,) = found["ranked"]
     assert one["layout"] == "dp2"
     assert one["seconds"]["step"] == pytest.approx(one["seconds"]["compute"] + one["seconds"]["sending"])
+    assert one["parallelism"]["dataParallel"]["compression"]["name"] == "TopK"
     assert one["needed"] > 0
     assert found["not_estimated"] > 0
 

@@ -77,9 +77,9 @@ def test_a_worker_of_servers_has_what_it_pushes_and_pulls(capfd: pytest.CaptureF
     example = str(EXAMPLES / "parameter-server.yaml")
     found = planned(capfd, example, "--flops", "1T", "--bandwidth", "1G", "--latency", "0")
     memory, step = found["memory"], found["step"]
-    assert "what it pulls at a time" in memory["unknown"]
-    assert (memory["peak"], memory["optimizer_state"]) == (None, 0)
+    assert (memory["unknown"], memory["optimizer_state"]) == (None, 0)
     size = memory["parameters"]
+    assert memory["peak"] > 2 * size
     assert step["servers"] == {"workers": 2, "servers": 2, "pushed": size, "pulled": size}
     assert step["seconds"]["servers"] == pytest.approx(2 * size / 1e9)
     assert main(["plan", example]) == 0
