@@ -57,7 +57,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_transformers_layouts\.py.*sequence, (olmo2|phi3|qwen3)": LONG,
     r"trainer/test_(document_mask|packing)\.py.*((dp2|ring), compiled|pp3|zero bubble|of a|p2, windows|p2 x|cp4)": LONG,
     r"trainer/test_transformers_weights\.py.*(fsdp2-files|tp2-adapted|pp2-files)": LONG,
-    r"trainer/test_transformers_experts\.py.*\[(dp2|fsdp2, |fsdp2 \+ ep2, [lq]|tp2, s|pp2\]|pp2 x|fsdp4|fsdp2 x)": LONG,
+    r"trainer/test_transformers_experts\.py.*\[(dp2|fsdp2, |fsdp2 \+ ep2, [lq]|tp2, s|pp2\]|fsdp4|\w+ x|cp2 \+)": LONG,
     r"trainer/test_transformers_expert_files\.py.*\[(pp2-mix|tp2)": LONG,
     r"trainer/test_sync_batch_norm\.py.* x fsdp2": MORE_RANKS,
     r"trainer/test_layouts\.py::test_a_job_stopped_in_one_layout": LONG,

@@ -140,9 +140,6 @@ def _context_problems(training: Training, parallelism: Parallelism) -> Iterator[
         if heads is not None and heads % product and not (repeated and product % heads == 0):
             advice = ", or divide it" if repeated else ""
             yield f"training.model.config.{name}", f"{heads} {_multiple_of(degree, by_heads)}{advice}"
-    if (experts := _experts_of(config)) is not None:
-        advice = "how busy each is is counted in whole sequences; remove one of the two"
-        yield experts.path, f"experts conflict with `contextParallelDegree`: {advice}"
     samples = samples_of(data_config(training.data)) if training.data.name is not None else None
     cut = tensor if parallelism.sequence_parallel else 1
     if isinstance(samples, Tokens) and samples.length % (degree * cut):

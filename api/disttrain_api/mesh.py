@@ -1,7 +1,7 @@
 """All arithmetic between degrees, world size, ranks and coordinates. Nothing else in the project computes a rank.
 
 Order of the axes, outermost first: pipeline, replicate, shard, context, tensor (torchtitan's order), so that the ranks
-that talk most are neighbours. Experts are carved out of shard x tensor and are no axis of their own.
+that talk most are neighbours. Experts are carved out of shard x context x tensor and are no axis of their own.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Mesh:
     context: int = 1
     tensor: int = 1
     expert: int = 1
-    """Ranks that the experts are spread over; no axis, but a part of shard x tensor."""
+    """Ranks that the experts are spread over; no axis, but a part of shard x context x tensor."""
 
     @classmethod
     def of(cls, parallelism: Parallelism, world_size: int) -> "Mesh":
@@ -53,8 +53,8 @@ class Mesh:
                 f"world size {world_size} must equal the product of the degrees, which is {replicate * rest}"
             )
         expert = parallelism.expert_parallel_degree or 1
-        if others["shard"] * others["tensor"] % expert:
-            raise LayoutError(f"the expert degree {expert} must divide shard x tensor")
+        if others["shard"] * others["context"] * others["tensor"] % expert:
+            raise LayoutError(f"the expert degree {expert} must divide shard x context x tensor")
         return cls(replicate=replicate, expert=expert, **others)
 
     @classmethod
@@ -97,8 +97,8 @@ class Mesh:
 
     @property
     def expert_shard(self) -> int:
-        """Ranks of a shard x tensor block that hold the same experts, and so can cut them up further."""
-        return self.shard * self.tensor // self.expert
+        """Ranks of a shard x context x tensor block that hold the same experts, and so can cut them up further."""
+        return self.shard * self.context * self.tensor // self.expert
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Index along each axis of a global rank."""

@@ -212,7 +212,7 @@ class Parallelism(ApiModel):
     pipeline: Pipeline | None = None
     """Absent: 1F1B, one stage per rank, as many microbatches as stages."""
     expert_parallel_degree: Degree | None = None
-    """Ranks that the experts are spread over, part of shard x tensor. Absent: 1."""
+    """Ranks that the experts are spread over, part of shard x context x tensor. Absent: 1."""
     devices_per_process: Annotated[int, Field(ge=1, le=64)] | None = None
     """Devices that each process computes on; on CPUs logical ones. Absent: 1."""
     device_mode: DeviceMode | None = None

@@ -17,8 +17,8 @@ def _layout(setting: str, parallelism: Mapping[str, Any], **spec: Any) -> Refusa
     return Refusal(
         "ContextWithLayout",
         _PATH,
-        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas, shards, tensor groups and pipelines that"
-        " are flushed beside it, or remove one of the two",
+        f"`contextParallelDegree` 2 conflicts with `{setting}`: use replicas, shards, tensor and expert groups and"
+        " pipelines that are flushed beside it, or remove one of the two",
         {"training": _GPT, **_FOUR, "parallelism": {**_CONTEXT, **parallelism}, **spec},
     )
 
@@ -44,11 +44,6 @@ CONTEXT_REFUSALS = (
     *(
         _layout(f"pipeline.{field}", {"pipelineParallelDegree": 2, "pipeline": {field: value}}, training=_UNTIED)
         for field, value in (("schedule", "PipeDream"), ("schedule", "PipeDream2BW"), ("split", "Time"))
-    ),
-    _layout(
-        "expertParallelDegree",
-        {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
-        training={**_GPT, "model": {"name": None, "entrypoint": "mine:model"}},
     ),
     _layout("dataParallel.mode", {"dataParallel": {"mode": "LocalSGD"}}),
     _layout("dataParallel.allReduce", {"dataParallel": {"allReduce": "Ring"}}),
@@ -93,6 +88,11 @@ CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
         "training": _GPT,
         **_FOUR,
         "parallelism": {**_CONTEXT, "tensorParallelDegree": 2, "sequenceParallel": True, "vocabularyParallel": True},
+    },
+    "parts of sequences and experts that the same ranks hold": {
+        "training": {**_GPT, "model": {"name": "gpt", "config": {"experts": 4}}},
+        **_FOUR,
+        "parallelism": {**_CONTEXT, "tensorParallelDegree": 2, "expertParallelDegree": 4},
     },
     "parts of sequences of a llama": {"training": {**_GPT, "model": _LLAMA}, "parallelism": _CONTEXT},
     "parts of a model of one's own": {

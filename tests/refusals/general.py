@@ -51,7 +51,7 @@ GENERAL_REFUSALS = (
     Refusal(
         "ExpertsDivideRanks",
         f"{PARALLELISM}.expertParallelDegree",
-        "`expertParallelDegree` 2 must divide the product of the shard and tensor degrees, which is 1: experts"
+        "`expertParallelDegree` 2 must divide the product of the shard, context and tensor degrees, which is 1: experts"
         " are spread over those ranks; raise `dataParallelShardDegree`",
         {"parallelism": {"expertParallelDegree": 2}, "training": {"model": {"name": "gpt"}, "data": {"name": "text"}}},
     ),

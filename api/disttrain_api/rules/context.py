@@ -9,17 +9,13 @@ from disttrain_api.training import LossName, ModelName
 _PATH = "spec.parallelism.contextParallelDegree"
 _DEGREE = given("self.?contextParallelDegree", "1")
 _OF_JOB = given("self.parallelism.?contextParallelDegree", "1")
-_DEGREES = {
-    "expertParallelDegree": "expert_parallel_degree",
-    "devicesPerProcess": "devices_per_process",
-}
 _OTHER_MODELS = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
 _MODEL = given("self.?training.?model.?name", "''")
 _SCHEDULE, _SPLIT = (given(f"self.?pipeline.?{name}", "''") for name in ("schedule", "split"))
 # The first setting that does not go with it, or ''.
 _OTHER = " : ".join(
     [
-        *(f"{given(f'self.?{alias}', '1')} > 1 ? '{alias}'" for alias in _DEGREES),
+        f"{given('self.?devicesPerProcess', '1')} > 1 ? 'devicesPerProcess'",
         "self.dataParallel.mode != 'AllReduce' ? 'dataParallel.mode'",
         "self.dataParallel.allReduce != 'Backend' ? 'dataParallel.allReduce'",
         "has(self.dataParallel.compression) ? 'dataParallel.compression'",
@@ -43,7 +39,8 @@ def _other(spec: JobSpec) -> str:
     """The first setting of the layout that does not go with it, or ''."""
     parallelism = spec.parallelism
     settings, pipeline = parallelism.data_parallel, parallelism.pipeline
-    given = {alias: (getattr(parallelism, field) or 1) > 1 for alias, field in _DEGREES.items()} | {
+    given = {
+        "devicesPerProcess": (parallelism.devices_per_process or 1) > 1,
         "dataParallel.mode": settings.mode is not DataParallelMode.ALL_REDUCE,
         "dataParallel.allReduce": settings.all_reduce is not AllReduce.BACKEND,
         "dataParallel.compression": settings.compression is not None,
@@ -83,8 +80,8 @@ CONTEXT_RULES = (
         id="ContextWithLayout",
         path=_PATH,
         scope="spec.parallelism",
-        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas, shards, tensor groups"
-        " and pipelines that are flushed beside it, or remove one of the two",
+        sentence="`contextParallelDegree` {degree} conflicts with `{setting}`: use replicas, shards, tensor and"
+        " expert groups and pipelines that are flushed beside it, or remove one of the two",
         check=lambda spec: when(_degree(spec) > 1 and bool(_other(spec)), degree=_degree(spec), setting=_other(spec)),
         cel=f"{_DEGREE} == 1 || ({_OTHER}) == ''",
         values={"degree": _DEGREE, "setting": _OTHER},

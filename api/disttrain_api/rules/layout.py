@@ -45,7 +45,8 @@ MICROBATCHES = (
 # With `self` = spec.parallelism.
 EXPERT = _degree("expertParallelDegree").replace("self.parallelism", "self")
 EXPERT_RANKS = " * ".join(
-    _degree(name).replace("self.parallelism", "self") for name in ("dataParallelShardDegree", "tensorParallelDegree")
+    _degree(name).replace("self.parallelism", "self")
+    for name in ("dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree")
 )
 # True where the degrees do not fit the world size.
 MISFIT = f"(has({_REPLICATE}) ? {WORLD} != {_REPLICATE} * {OTHERS} : ({WORLD}) % ({OTHERS}) != 0)"
@@ -103,7 +104,8 @@ def _does_not_divide(spec: JobSpec) -> Values | None:
 def _experts_do_not_divide(spec: JobSpec) -> Values | None:
     at = spec.parallelism
     degree = at.expert_parallel_degree or 1
-    ranks = (at.data_parallel_shard_degree or 1) * (at.tensor_parallel_degree or 1)
+    degrees = (at.data_parallel_shard_degree, at.context_parallel_degree, at.tensor_parallel_degree)
+    ranks = prod(one or 1 for one in degrees)
     return when(ranks % degree != 0, degree=degree, product=ranks)
 
 
@@ -139,7 +141,7 @@ LAYOUT_RULES = (
         id="ExpertsDivideRanks",
         path="spec.parallelism.expertParallelDegree",
         scope="spec.parallelism",
-        sentence="`expertParallelDegree` {degree} must divide the product of the shard and tensor degrees,"
+        sentence="`expertParallelDegree` {degree} must divide the product of the shard, context and tensor degrees,"
         " which is {product}: experts are spread over those ranks; raise `dataParallelShardDegree`",
         check=_experts_do_not_divide,
         cel=f"({EXPERT_RANKS}) % {EXPERT} == 0",

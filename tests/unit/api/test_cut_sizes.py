@@ -49,7 +49,7 @@ def test_a_size_that_cannot_divide_is_named(training: dict[str, Any], parallelis
             trained("gpt") | {"data": {"name": "text", "config": {"sequenceLength": 127}}},
             "spec.training.data.config.sequenceLength: 127 must be a multiple of `contextParallelDegree`, which is 2",
         ),
-        (trained("gpt", experts=4), f"{CONFIG}.experts: experts conflict with `contextParallelDegree`: how busy"),
+        (trained("gpt", experts=4), None),
         (
             {"model": {"name": "transformers", "config": {"config": LLAMA}}, "data": {"name": "text"}},
             f"{CONFIG}.config.num_key_value_heads: 3 must be a multiple of `contextParallelDegree`, which is 2, or",
@@ -232,7 +232,11 @@ MIXTRAL = {"model_type": "mixtral", "num_local_experts": 6, "intermediate_size":
             {"dataParallelShardDegree": 2, "expertParallelDegree": 2},
             "config.model_type: 'llama' has no experts: `expertParallelDegree` must be 1, found 2",
         ),
-        (MIXTRAL, {"contextParallelDegree": 2}, "config.num_local_experts: experts conflict with `contextParallelDeg"),
+        (
+            MIXTRAL,
+            {"contextParallelDegree": 4, "expertParallelDegree": 4},
+            "config.num_local_experts: 6 must be a multiple of `expertParallelDegree`, which is 4",
+        ),
         (MIXTRAL, {"devicesPerProcess": 2}, "config.num_local_experts: experts conflict with `devicesPerProcess`"),
         ({"model_type": "mixtral"}, {"devicesPerProcess": 2}, "config.num_local_experts: experts conflict with `devi"),
         # Experts are not cut.

@@ -270,6 +270,7 @@ ALL_LAYOUTS = {
     "cp4 x fsdp2, ring": (8, "gpt, AdamW", {CONTEXT: 4, SHARD: 2, **RING}, ACCUMULATE_2),
     # All others of experts are test_moe.py's, which the gate leaves out.
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
+    "cp2 + ep2": (2, "experts, AdamW, accumulated", {CONTEXT: 2, "expertParallelDegree": 2}, {}),
 }
 # Of these every part is in another layout, too; tests/gpu has them.
 _LONG = {

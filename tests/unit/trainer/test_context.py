@@ -26,7 +26,6 @@ REFUSED = {
         small(model=of_parts("partless"), **TOKENS),
         "the model Sequential has no method `use_context`, which makes it compute parts of sequences",
     ),
-    "experts": (small(model=user("double_moe_gpt"), **TOKENS), "the model Gpt has experts"),
     "heads": (
         small(model=user("double_gpt", heads=3, width=12), **TOKENS),
         "3 heads of attention must be a multiple of 2, and 3 of keys a multiple of it or a divisor",

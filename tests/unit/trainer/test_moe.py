@@ -14,7 +14,19 @@ from tests.unit.trainer.comparisons import (
     require_same_gradients,
     series,
 )
-from tests.unit.trainer.layouts import ADAMW, FULL, OFFLOAD, PIPELINE, REPLICATE, SELECTIVE, SGD, SHARD, TENSOR
+from tests.unit.trainer.layouts import (
+    ADAMW,
+    CONTEXT,
+    FULL,
+    OFFLOAD,
+    PIPELINE,
+    REPLICATE,
+    RING,
+    SELECTIVE,
+    SGD,
+    SHARD,
+    TENSOR,
+)
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -108,6 +120,29 @@ ALL_LAYOUTS = {
     "dp2 x fsdp2 + ep2": (4, "AdamW, accumulated", {REPLICATE: 2, SHARD: 2, EXPERT: 2}, {}),
     "fsdp2 x tp2 + ep4": (4, "AdamW, accumulated", {SHARD: 2, TENSOR: 2, EXPERT: 4}, {}),
     "fsdp2 x tp2 + ep2, sequence": (4, "SGD", {SHARD: 2, TENSOR: 2, EXPERT: 2, "sequenceParallel": True}, {}),
+    "cp2": (2, "SGD", {CONTEXT: 2}, SELECTIVE),
+    "cp2, ring": (2, "AdamW, accumulated", {CONTEXT: 2, **RING}, FULL),
+    "cp2 + ep2, ring, uneven": (2, "uneven", {CONTEXT: 2, EXPERT: 2, **RING}, OFFLOAD),
+    "cp2 x dp2": (4, "SGD", {CONTEXT: 2, REPLICATE: 2}, FULL),
+    "cp2 x fsdp2, ring": (4, "AdamW, accumulated", {CONTEXT: 2, SHARD: 2, **RING}, {}),
+    "cp2 x fsdp2 + ep2": (4, "SGD", {CONTEXT: 2, SHARD: 2, EXPERT: 2}, FULL),
+    "cp2 x fsdp2 + ep4, ring": (4, "AdamW, accumulated", {CONTEXT: 2, SHARD: 2, EXPERT: 4, **RING}, {}),
+    "cp2 x dp2 + ep2": (4, "one expert per token", {CONTEXT: 2, REPLICATE: 2, EXPERT: 2}, {}),
+    "cp2 x tp2 + ep2, sequence": (
+        4,
+        "AdamW, accumulated",
+        {CONTEXT: 2, TENSOR: 2, EXPERT: 2, "sequenceParallel": True},
+        FULL,
+    ),
+    "cp2 x tp2 + ep4, ring": (4, "SGD", {CONTEXT: 2, TENSOR: 2, EXPERT: 4, **RING}, {}),
+    "cp4 + ep2, two experts": (4, "two experts", {CONTEXT: 4, EXPERT: 2}, {}),
+    "pp2 x cp2 + ep2, ring": (4, "four microbatches", in_pipeline("1F1B", **{CONTEXT: 2, EXPERT: 2, **RING}), ONE_PASS),
+    "pp2 x cp2, Interleaved1F1B": (
+        4,
+        "four microbatches",
+        in_pipeline("Interleaved1F1B", **{CONTEXT: 2}),
+        ONE_PASS | FULL,
+    ),
 }
 
 # Of these every part is in another layout, too; tests/gpu has them.

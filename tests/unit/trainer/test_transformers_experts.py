@@ -17,7 +17,19 @@ from tests.unit.trainer.comparisons import (
     require_same_figures,
     series,
 )
-from tests.unit.trainer.layouts import ACCUMULATE, ADAMW, FULL, OFFLOAD, PIPELINE, REPLICATE, SELECTIVE, SHARD, TENSOR
+from tests.unit.trainer.layouts import (
+    ACCUMULATE,
+    ADAMW,
+    CONTEXT,
+    FULL,
+    OFFLOAD,
+    PIPELINE,
+    REPLICATE,
+    RING,
+    SELECTIVE,
+    SHARD,
+    TENSOR,
+)
 from tests.unit.trainer.test_transformers import library_model
 from tests.unit.trainer.test_transformers_layouts import EVERYTHING, training
 from tests.unit.trainer.transformers_code import double_transformers
@@ -148,6 +160,9 @@ LAYOUTS = {
     "pp2 x fsdp2 + ep2": (4, "mixtral", {PIPELINE: 2, **EP2, **IN_TURN}, {}),
     "fsdp2 x tp2 + ep4, qwen3_moe": (4, "qwen3_moe, balanced", {SHARD: 2, **EVERYTHING, EXPERT: 4}, {}),
     "fsdp4 + ep4": (4, "mixtral, window", {SHARD: 4, EXPERT: 4}, {}),
+    "cp2, ring, balanced": (2, "mixtral, balanced", {CONTEXT: 2, **RING}, {}),
+    "cp2 + ep2, qwen3_moe": (2, "qwen3_moe, balanced", {CONTEXT: 2, EXPERT: 2}, FULL),
+    "cp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {CONTEXT: 2, **EP2}, {}),
 }
 if SOAK:
     LAYOUTS |= {
@@ -165,6 +180,11 @@ if SOAK:
         "tp2, dense layer": (2, "dense layer", {TENSOR: 2}, {}),
         "pp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {PIPELINE: 2, **EP2, **IN_TURN}, FULL),
         "pp2 x tp2": (4, "mixtral", {PIPELINE: 2, **EVERYTHING, **IN_TURN}, {}),
+        "cp2, window": (2, "mixtral, window", {CONTEXT: 2}, ACCUMULATE),
+        "cp2 + ep2, lora": (2, "lora", {CONTEXT: 2, EXPERT: 2, **RING}, FULL),
+        "cp2 x fsdp2 + ep4, ring": (4, "mixtral, balanced", {CONTEXT: 2, SHARD: 2, EXPERT: 4, **RING}, FULL),
+        "cp2 x tp2 + ep2": (4, "qwen3_moe, balanced", {CONTEXT: 2, **EVERYTHING, EXPERT: 2}, {}),
+        "pp2 x cp2 + ep2, ring": (4, "mixtral", {PIPELINE: 2, CONTEXT: 2, EXPERT: 2, **RING, **IN_TURN}, {}),
     }
 # training, parallelism, how the sentence begins
 REFUSED = {
@@ -172,11 +192,6 @@ REFUSED = {
         TRAININGS["mixtral, balanced"],
         {PIPELINE: 2},
         "`parallelism.pipelineParallelDegree`: the load-balancing loss of the model CausalLanguageModel is one of all",
-    ),
-    "context": (
-        TRAININGS["mixtral"],
-        {"contextParallelDegree": 2},
-        "`parallelism.contextParallelDegree`: the model CausalLanguageModel has experts",
     ),
     "no experts": (
         training("llama"),

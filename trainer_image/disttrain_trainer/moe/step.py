@@ -27,7 +27,7 @@ class RoutingFigures:
     def metrics(self, world: World) -> dict[str, float]:
         """Figures of all ranks by their name in metrics.jsonl; called by all ranks together."""
         balance, z, dropped, chosen, layers = world.sum_tensor(self.sums * world.computes_first).tolist()
-        layers /= world.replicas
+        layers /= world.parts
         busiest = max((imbalance(load) for load in self.loads), default=0.0)
         if world.mesh.pipeline > 1:
             # Each of its ranks knows its own layers only.
@@ -43,12 +43,13 @@ class RoutingFigures:
 class RoutingOfStep:
     """Shared by all layers of a model: facts of the current microbatch, and the figures of a step's microbatches."""
 
-    def __init__(self, layers: int = 1, group: dist.ProcessGroup | None = None) -> None:
-        """layers: with experts, of the whole model; group: the ranks that compute the same layers, None for all."""
+    def __init__(self, layers: int = 1, group: dist.ProcessGroup | None = None, context: int = 1) -> None:
+        """layers: with experts, of the whole model; group: the ranks that compute the same layers, None for all;
+        context: ranks that have a part of the tokens of each sample."""
         self.gradient = torch.ones(())
         """What a sample's auxiliary loss weighs in the loss that the backward pass starts from."""
         self.layers = layers
-        self._group = group
+        self._group, self._context = group, context
         self._weights: Tensor | None = None
         self._counting = False
         self._sums: list[Tensor] = []
@@ -82,15 +83,12 @@ class RoutingOfStep:
         return self._over(tokens) > 0
 
     def mean_over_tokens(self, values: Tensor) -> Tensor:
-        """Sum over samples of the mean over a sample's tokens. values: [tokens]."""
-        assert self._weights is not None
-        each = len(values) // len(self._weights)
-        return (values * self._over(len(values)).to(values.dtype)).sum() / each
+        """Sum over samples of the mean over a sample's tokens, this rank's part of it. values: [tokens]."""
+        return (values * self._over(len(values)).to(values.dtype)).sum() / self._of_sample(len(values))
 
     def part_of_each(self, tokens: int, number_format: torch.dtype) -> Tensor:
         """[tokens]: what each token counts for in `mean_over_tokens`."""
-        assert self._weights is not None
-        return self._over(tokens).to(number_format) / (tokens // len(self._weights))
+        return self._over(tokens).to(number_format) / self._of_sample(tokens)
 
     @property
     def assignments_of_microbatch(self) -> Tensor:
@@ -133,6 +131,11 @@ class RoutingOfStep:
         total[:2] /= samples
         total[4] /= microbatches
         return RoutingFigures(total, list(loads.values()))
+
+    def _of_sample(self, tokens: int) -> int:
+        """Tokens of a whole sample, where this rank has so many of all samples."""
+        assert self._weights is not None
+        return tokens // len(self._weights) * self._context
 
     def _over(self, tokens: int) -> Tensor:
         """[tokens]: the weight of each token's sample; samples lie one after the other."""

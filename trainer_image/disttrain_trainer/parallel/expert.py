@@ -1,6 +1,6 @@
 """Expert parallelism: each rank of an expert group holds some of the experts, and tokens travel to them.
 
-An expert group is a part of a shard x tensor block (torchtitan's mesh): experts need no ranks of their own,
+An expert group is a part of a shard x context x tensor block (torchtitan's mesh): experts need no ranks of their own,
 and each rank goes on computing its own tokens through all other layers. Ranks of a block that hold the same experts cut
 these up further among themselves with FSDP2, which also sums their gradients, over `replicate` groups too.
 """
@@ -41,7 +41,9 @@ def watch_routing(module: nn.Module, world: World) -> RoutingOfStep:
             " of all layers together, of which each stage has some: turn it off (`output_router_logits`), or use no "
             "pipeline"
         )
-    step = RoutingOfStep(len(layers), _same_stages(world) if layers and world.mesh.pipeline > 1 else None)
+    step = RoutingOfStep(
+        len(layers), _same_stages(world) if layers and world.mesh.pipeline > 1 else None, world.mesh.context
+    )
     for number, layer in enumerate(layers):
         layer.number, layer.step = number, step
     return step
@@ -98,12 +100,12 @@ def shard_experts(
                 reshard_after_forward=reshard_after_forward,
             )
         assert isinstance(experts, FSDPModule)
-        # A rank's experts have had the tokens of its whole expert group: the mean is that over all replicas, which is
-        # not the size of this mesh. FSDP2 sums here (of a mesh of one rank it would divide twice by another factor, and
-        # gloo cannot scale while it sums), and the hook divides.
+        # A rank's experts have had the tokens of its whole expert group: the mean is that over all ranks with tokens of
+        # their own, which is not the size of this mesh. FSDP2 sums here (of a mesh of one rank it would divide twice by
+        # another factor, and gloo cannot scale while it sums), and the hook divides.
         experts.set_gradient_divide_factor(1.0)
         experts.set_force_sum_reduction_for_comms(True)
-        experts.set_all_reduce_hook(lambda gradient: gradient.div_(world.replicas))
+        experts.set_all_reduce_hook(lambda gradient: gradient.div_(world.parts))
 
 
 def _same_stages(world: World) -> dist.ProcessGroup:

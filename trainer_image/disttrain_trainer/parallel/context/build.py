@@ -8,7 +8,6 @@ from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.context.part import SETTING, Context
 from disttrain_trainer.parallel.context.ring import Ring
 from disttrain_trainer.parallel.context.ulysses import Ulysses
-from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -23,11 +22,6 @@ def compute_parts(module: nn.Module, config: Config, world: World) -> Context:
         raise InvalidConfiguration(
             f"{SETTING}: the model {name} has no method `use_context`, which makes it compute parts of sequences; add "
             "it, or use `dataParallelShardDegree` instead"
-        )
-    if expert_layers(module):
-        raise InvalidConfiguration(
-            f"{SETTING}: the model {name} has experts, and how busy each is is counted in whole sequences: remove one "
-            "of the two"
         )
     assert world.context is not None
     ring = config.job.parallelism.context_parallel_method is ContextParallelMethod.RING
