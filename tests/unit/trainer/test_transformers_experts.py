@@ -155,6 +155,12 @@ LAYOUTS = {
     "tp2 + ep2": (2, "mixtral", {**EVERYTHING, EXPERT: 2}, {}),
     "fsdp2 + ep2, qwen3_moe": (2, "qwen3_moe, balanced", EP2, FULL),
     "tp2 + ep2, dense layer": (2, "dense layer", {**EVERYTHING, EXPERT: 2}, FULL),
+    "pp2, InterleavedZeroBubble": (
+        2,
+        "mixtral",
+        {PIPELINE: 2, "pipeline": {"schedule": "InterleavedZeroBubble", "microbatches": 4}},
+        {},
+    ),
     "pp2, dense layer": (2, "dense layer", {PIPELINE: 2, **IN_TURN}, {}),
     "pp2": (2, "mixtral", {PIPELINE: 2, **IN_TURN}, FULL),
     "pp2 x fsdp2 + ep2": (4, "mixtral", {PIPELINE: 2, **EP2, **IN_TURN}, {}),

@@ -5,7 +5,7 @@ interleaved 1F1B (ibid.), looped breadth-first (Lamy-Poirier 2023), zero bubble 
 (DeepSeek-AI 2025). All compute the same gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -65,6 +65,7 @@ class Pipeline(PipelinePart):
             average_gradients(parameters, self.world)
         average_whole(left_whole(self.stages.values()), self.world)
         settle_gradients(parameters)
+        lay_gradients_out(parameters)
         for parameter, group in self.shared:
             _sum(parameter, group)
         return total
@@ -106,6 +107,20 @@ class Pipeline(PipelinePart):
             loss = self.loss.sum(outputs, batch.targets, batch.weights) * self._scale
         self._clock.prolong_forward(len(self._index_of) - 1)
         return loss
+
+
+def lay_gradients_out(parameters: Iterable[nn.Parameter]) -> None:
+    """Give each gradient the strides of its parameter, which fused optimizers take for granted.
+
+    Autograd sees to it where it adds gradients up itself; torch's schedules keep those that they compute without the
+    gradients of the inputs as they come.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            continue
+        if local_part(gradient).stride() != local_part(parameter).stride():
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
 def _sum(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
