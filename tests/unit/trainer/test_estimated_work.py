@@ -14,7 +14,18 @@ from disttrain_trainer.estimate.counter import Message, operation_of
 from disttrain_trainer.estimate.step import StepWork
 from disttrain_trainer.models.gpt.model import Gpt
 from tests.unit.trainer.server_jobs import a_job, ended
-from tests.unit.trainer.test_estimate import CONTEXT, EXPERT, FEW, GPT, SHARD, TENSOR, TRAINING, compressed, estimated
+from tests.unit.trainer.test_estimate import (
+    CONTEXT,
+    EXPERT,
+    FEW,
+    GPT,
+    LLAMA,
+    SHARD,
+    TENSOR,
+    TRAINING,
+    compressed,
+    estimated,
+)
 from tests.unit.trainer.worlds import job, run_ranks
 
 LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}
@@ -137,6 +148,23 @@ def test_workers_push_pull_and_hold_what_was_estimated(
         else estimated(TRAINING, 1, {}).parameters
     )
     assert {line["servers/pulled_bytes"] % pulled for line in lines} == {0}
+
+
+def test_stages_hand_the_counts_of_experts_on() -> None:
+    config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+    plain, pooled = (
+        work_of(
+            {**TRAINING, "model": {"name": "transformers", "config": {"config": config | asked}}},
+            2,
+            {**PIPELINE, "pipeline": {"schedule": "Interleaved1F1B", "microbatches": 4}},
+        ).messages
+        for asked in ({}, {"output_router_logits": True})
+    )
+    # Rank 0 has stages 0 and 2 of 4: with each of 4 microbatches it hands on twice forward and once backward.
+    differ = [
+        (after.calls - before.calls, after.bytes - before.bytes) for before, after in zip(plain, pooled, strict=True)
+    ]
+    assert [one for one in differ if any(one)] == [(12, 12 * 4 * 8)]
 
 
 def test_a_step_has_the_flops_that_the_model_says() -> None:

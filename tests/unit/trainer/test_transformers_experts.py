@@ -43,6 +43,7 @@ EP2 = {SHARD: 2, EXPERT: 2}
 WITH_EXPERTS = ("mixtral", "mixtral, window", "qwen3_moe", "qwen3_moe, dense layer, windows")
 # Powers of two: the library computes its loss in float32, and so exactly.
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+IN_TWO = {"gradientAccumulationSteps": 2}
 LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "o_proj"]}
 
 
@@ -142,8 +143,20 @@ TRAININGS = {
     # The first layer has no experts.
     "dense layer": training("qwen3_moe, dense layer, windows"),
     "lora": training("mixtral", ADAMW, lora=LORA),
+    # The loss is that of a microbatch, and what is one pass through a pipeline are two of them here.
+    "balanced, in turn": training("mixtral", **BALANCED) | IN_TWO,
+    "five layers, in turn": training("qwen3_moe, dense layer, windows", ADAMW, **BALANCED, num_hidden_layers=5)
+    | {"gradientAccumulationSteps": 4},
 }
 IN_TURN = {"pipeline": {"microbatches": 2}}
+ONE_PASS = {"gradientAccumulationSteps": 1}
+
+
+def in_pipeline(schedule, microbatches=4):
+    """Two ranks of a pipeline."""
+    return {PIPELINE: 2, "pipeline": {"schedule": schedule, "microbatches": microbatches}}
+
+
 # ranks, training, parallelism, changes of the training
 LAYOUTS = {
     "dp2, balanced": (2, "mixtral, balanced", {}, SELECTIVE),
@@ -166,6 +179,13 @@ LAYOUTS = {
     "pp2 x fsdp2 + ep2": (4, "mixtral", {PIPELINE: 2, **EP2, **IN_TURN}, {}),
     "fsdp2 x tp2 + ep4, qwen3_moe": (4, "qwen3_moe, balanced", {SHARD: 2, **EVERYTHING, EXPERT: 4}, {}),
     "fsdp4 + ep4": (4, "mixtral, window", {SHARD: 4, EXPERT: 4}, {}),
+    "pp2, balanced": (2, "balanced, in turn", {PIPELINE: 2, **IN_TURN}, ONE_PASS | FULL),
+    "pp2, balanced, InterleavedZeroBubble": (
+        2,
+        "five layers, in turn",
+        in_pipeline("InterleavedZeroBubble"),
+        ONE_PASS,
+    ),
     "cp2, ring, balanced": (2, "mixtral, balanced", {CONTEXT: 2, **RING}, {}),
     "cp2 + ep2, qwen3_moe": (2, "qwen3_moe, balanced", {CONTEXT: 2, EXPERT: 2}, FULL),
     "cp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {CONTEXT: 2, **EP2}, {}),
@@ -186,6 +206,35 @@ if SOAK:
         "tp2, dense layer": (2, "dense layer", {TENSOR: 2}, {}),
         "pp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {PIPELINE: 2, **EP2, **IN_TURN}, FULL),
         "pp2 x tp2": (4, "mixtral", {PIPELINE: 2, **EVERYTHING, **IN_TURN}, {}),
+        **{
+            f"pp2, balanced, {schedule}": (
+                2,
+                "five layers, in turn",
+                in_pipeline(schedule),
+                ONE_PASS | (FULL if schedule in ("1F1B", "LoopedBFS", "ZBVZeroBubble") else {}),
+            )
+            for schedule in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV")
+        },
+        "pp2, balanced, two passes": (2, "five layers, in turn", in_pipeline("1F1B", 2), IN_TWO),
+        "pp4, balanced": (
+            4,
+            "five layers, in turn",
+            {PIPELINE: 4, "pipeline": {"schedule": "1F1B", "microbatches": 4}},
+            ONE_PASS,
+        ),
+        "pp2 x cp2 + ep2, balanced": (
+            4,
+            "balanced, in turn",
+            {PIPELINE: 2, CONTEXT: 2, EXPERT: 2, **RING, **IN_TURN},
+            ONE_PASS,
+        ),
+        "pp2 x fsdp2 + ep2, balanced": (
+            4,
+            "five layers, in turn",
+            {**in_pipeline("InterleavedZeroBubble"), **EP2},
+            ONE_PASS | FULL,
+        ),
+        "pp2 x tp2, balanced": (4, "balanced, in turn", {PIPELINE: 2, **EVERYTHING, **IN_TURN}, ONE_PASS),
         "cp2, window": (2, "mixtral, window", {CONTEXT: 2}, ACCUMULATE),
         "cp2 + ep2, lora": (2, "lora", {CONTEXT: 2, EXPERT: 2, **RING}, FULL),
         "cp2 x fsdp2 + ep4, ring": (4, "mixtral, balanced", {CONTEXT: 2, SHARD: 2, EXPERT: 4, **RING}, FULL),
@@ -194,11 +243,6 @@ if SOAK:
     }
 # training, parallelism, how the sentence begins
 REFUSED = {
-    "pipeline, balanced": (
-        TRAININGS["mixtral, balanced"],
-        {PIPELINE: 2},
-        "`parallelism.pipelineParallelDegree`: the load-balancing loss of the model CausalLanguageModel is one of all",
-    ),
     "no experts": (
         training("llama"),
         EP2,
@@ -251,9 +295,9 @@ def test_a_layout_equals_one_process(alone, together, layout):
     require_same(found["gradients"], expected["gradients"])
     require_same(found["parameters"], expected["parameters"])
     require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS, "moe/max_load_over_mean"))
-    _, _, parallelism, changes = LAYOUTS[layout]
-    if PIPELINE not in parallelism and changes != ACCUMULATE:
-        # That of a microbatch, of which there is one.
+    _, name, parallelism, changes = LAYOUTS[layout]
+    if "in turn" in name or (PIPELINE not in parallelism and changes != ACCUMULATE):
+        # That of a microbatch, and they are the same ones.
         require_same_figures(found, expected, ["moe/load_balancing_loss"])
     assert series(found, "moe/dropped_fraction") == [0.0] * 3
 

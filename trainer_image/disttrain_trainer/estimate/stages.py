@@ -6,6 +6,7 @@ torch's own schedules would wait for shapes and values of other ranks.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -95,6 +96,8 @@ class ImaginedSchedule:
         # What is sent stays until a pass is over; 1F1B alone waits for each message before the next one.
         self._keeps_sent = not isinstance(pipeline._schedule, Schedule1F1B)
         self._sent: list[Tensor] = []
+        pooled = pipeline.routing.pooled_experts
+        self._pooled = torch.ones(pooled, dtype=torch.int64) if pooled else None
         count = range(pipeline._microbatches)
         # As torch does: one buffer for each message that comes, from the first step on.
         self._inputs = {
@@ -134,7 +137,7 @@ class ImaginedSchedule:
                     self._forward_done()
                     returning = True
                 x, out, end = held.pop(at)
-                with self._routing(RoutingOfStep.again, action.microbatch):
+                with self._routing(partial(RoutingOfStep.again, pooled=self._pooled), action.microbatch):
                     torch.autograd.backward(end, self._gradients.get(at))
                 if action.stage:
                     assert x.grad is not None
@@ -155,7 +158,10 @@ class ImaginedSchedule:
     def _send(self, tensor: Tensor, stage: int) -> None:
         peer = self._rank_of[stage]
         if peer != self._rank:
-            self._counter.add(SEND, tuple(sorted((peer, self._rank))), tensor.numel() * tensor.element_size())
+            ranks = tuple(sorted((peer, self._rank)))
+            self._counter.add(SEND, ranks, tensor.nbytes)
+            if self._pooled is not None:
+                self._counter.add(SEND, ranks, self._pooled.nbytes)
             if self._keeps_sent:
                 self._sent.append(tensor)
 

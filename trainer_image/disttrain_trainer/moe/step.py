@@ -43,18 +43,24 @@ class RoutingFigures:
 class RoutingOfStep:
     """Shared by all layers of a model: facts of the current microbatch, and the figures of a step's microbatches."""
 
-    def __init__(self, layers: int = 1, group: dist.ProcessGroup | None = None, context: int = 1) -> None:
+    def __init__(
+        self, layers: int = 1, group: dist.ProcessGroup | None = None, context: int = 1, pooled_experts: int = 0
+    ) -> None:
         """layers: with experts, of the whole model; group: the ranks that compute the same layers, None for all;
-        context: ranks that have a part of the tokens of each sample."""
+        context: ranks that have a part of the tokens of each sample; pooled_experts: see below."""
         self.gradient = torch.ones(())
         """What a sample's auxiliary loss weighs in the loss that the backward pass starts from."""
         self.layers = layers
+        self.pooled_experts = pooled_experts
+        """Experts of a layer, where layers add a loss that is one of all layers together; otherwise 0."""
         self._group, self._context = group, context
         self._weights: Tensor | None = None
         self._counting = False
         self._sums: list[Tensor] = []
         self._loads: dict[int, Tensor] = {}
-        self._of_microbatch: list[Tensor] = []
+        self.of_microbatch: list[Tensor] = []
+        """[E] each: how often each expert was chosen on all ranks, in each layer that has had the microbatch; in the
+        backward passes of a pipeline, with `pooled_experts`, in all layers together."""
 
     @property
     def active(self) -> bool:
@@ -67,15 +73,20 @@ class RoutingOfStep:
 
         weights: those of the samples, [B], 0 for padding.
         """
-        self._weights, self._counting, self._of_microbatch = weights, True, []
+        self._weights, self._counting, self.of_microbatch = weights, True, []
         yield
         # Recomputation calls the layers again, in the backward pass.
         self._counting = False
 
     @contextmanager
-    def again(self, weights: Tensor) -> Iterator[None]:
-        """The backward pass of a microbatch runs inside, after others were computed (pipelines)."""
+    def again(self, weights: Tensor, pooled: Tensor | None = None) -> Iterator[None]:
+        """The backward pass of a microbatch runs inside, after others were computed (pipelines).
+
+        pooled: [E], how often each expert was chosen for the microbatch in all layers, with `pooled_experts`.
+        """
         self._weights = weights
+        if pooled is not None:
+            self.of_microbatch = [pooled.to(weights.device)]
         yield
 
     def counted(self, tokens: int) -> Tensor:
@@ -93,7 +104,7 @@ class RoutingOfStep:
     @property
     def assignments_of_microbatch(self) -> Tensor:
         """[E]: how often each expert was chosen in the current microbatch, on all ranks and in all layers."""
-        return torch.stack(self._of_microbatch).sum(0)
+        return torch.stack(self.of_microbatch).sum(0)
 
     def assignments(self, experts: Tensor, count: int) -> Tensor:
         """[count]: how often each expert was chosen on all ranks, which call this together. experts: [N, k].
@@ -114,7 +125,7 @@ class RoutingOfStep:
         figures = (balance.detach(), z.detach(), chosen - admitted.sum(), chosen, torch.ones_like(chosen))
         self._sums.append(torch.stack([figure.to(torch.float64) for figure in figures]))
         self._loads[layer] = assignments + self._loads.get(layer, 0)
-        self._of_microbatch.append(assignments)
+        self.of_microbatch.append(assignments)
 
     def take_figures(self, samples: float, microbatches: int) -> RoutingFigures | None:
         """Return the figures of all microbatches since the last call, whose number on each rank is given; None without

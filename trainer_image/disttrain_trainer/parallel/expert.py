@@ -31,19 +31,12 @@ def expert_layers(module: nn.Module) -> list[RoutedExperts]:
 def watch_routing(module: nn.Module, world: World) -> RoutingOfStep:
     """Return what the model's layers with experts share in a step; unused in a model without experts.
 
-    A collective call where they are in a pipeline. Raises InvalidConfiguration for a loss of layers that no rank has
-    together.
+    A collective call where they are in a pipeline.
     """
     layers = expert_layers(module)
-    if world.mesh.pipeline > 1 and any(layer.pools_layers for layer in layers):
-        raise InvalidConfiguration(
-            f"`parallelism.pipelineParallelDegree`: the load-balancing loss of the model {type(module).__name__} is one"
-            " of all layers together, of which each stage has some: turn it off (`output_router_logits`), or use no "
-            "pipeline"
-        )
-    step = RoutingOfStep(
-        len(layers), _same_stages(world) if layers and world.mesh.pipeline > 1 else None, world.mesh.context
-    )
+    same_layers = _same_stages(world) if layers and world.mesh.pipeline > 1 else None
+    pooled = next((layer.count for layer in layers if layer.pools_layers), 0)
+    step = RoutingOfStep(len(layers), same_layers, world.mesh.context, pooled)
     for number, layer in enumerate(layers):
         layer.number, layer.step = number, step
     return step

@@ -20,6 +20,7 @@ from disttrain_trainer.parallel.data_parallel import average_gradients
 from disttrain_trainer.parallel.pipeline.bubble import Rows, bubbles_of, measured_of, rows_of
 from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
+from disttrain_trainer.parallel.pipeline.pooled_assignments import PooledAssignments
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
 from disttrain_trainer.parallel.shardable import average_whole, left_whole
 from disttrain_trainer.parallel.sharded import reduce_gradients
@@ -45,6 +46,8 @@ class Pipeline(PipelinePart):
         super().__post_init__()
         self._microbatches = microbatches_of(self.parallelism)
         self._clock = StageClock(self.world.device)
+        experts = self.routing.pooled_experts
+        self._pooled = PooledAssignments(experts, self._index_of, self._group) if experts else None
         self._schedule = self._build()
         self._table = table_of(
             self._schedule, schedule_of(self.parallelism), self.world.mesh.pipeline, self._microbatches
@@ -88,7 +91,7 @@ class Pipeline(PipelinePart):
             stage.microbatch_of = lambda number: self._batches[number]
             stage.documents = self.documents
             if self.routing.layers:
-                stage.routing = self.routing
+                stage.routing, stage.pooled = self.routing, self._pooled
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
 
     def _pass(self) -> Tensor:
@@ -99,6 +102,8 @@ class Pipeline(PipelinePart):
         target = torch.arange(self._microbatches) if self.last else None
         with own_errors(), self._clock.step():
             self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+            if self._pooled is not None:
+                self._pooled.end_pass()
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
 
     def _loss_of(self, outputs: Tensor, number: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """torch's schedules, built for the stages of a rank, and their tables of actions in our own terms."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.moe.step import RoutingOfStep
 from disttrain_trainer.parallel.context.documents import Documents
+from disttrain_trainer.parallel.pipeline.pooled_assignments import PooledAssignments
 from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table
 from disttrain_trainer.parallel.sharded import add_up_gradients
 from disttrain_trainer.parallel.untouched import Untouched
@@ -33,6 +34,8 @@ class RankStage(PipelineStage):
 
     routing: RoutingOfStep | None = None
     """What layers with experts learn of the microbatch that is computed; None: there are none."""
+    pooled: PooledAssignments | None = None
+    """What these learn of the layers of other stages; None: nothing."""
     documents: Documents | None = None
     """What learns where the documents of the microbatch begin; None where each sequence is one."""
     microbatch_of: Callable[[int], Microbatch]
@@ -58,25 +61,42 @@ class RankStage(PipelineStage):
         return [operation for operation in found if operation.peer != dist.get_rank()]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        with self._computing(RoutingOfStep.microbatch, fwd_chunk_id):
+        with self._forward_pass(fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        with self._computing(RoutingOfStep.again, bwd_chunk_id):
+        if self.pooled is not None:
+            self.pooled.arrive(self.stage_index, bwd_chunk_id)
+        with self._backward_pass(bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The gradients of the parameters, which FSDP2 does not see come."""
-        with self._computing(RoutingOfStep.again, bwd_chunk_id):
+        with self._backward_pass(bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
             add_up_gradients(self.submod)
 
-    def _computing(
-        self, context: Callable[[RoutingOfStep, Tensor], AbstractContextManager[None]], number: int
-    ) -> AbstractContextManager[None]:
+    @contextmanager
+    def _forward_pass(self, number: int) -> Iterator[None]:
+        self._use_documents(number)
+        if self.routing is None:
+            yield
+            return
+        with self.routing.microbatch(self.microbatch_of(number).weights):
+            yield
+        if self.pooled is not None:
+            self.pooled.add(self.stage_index, number, self.routing.of_microbatch)
+
+    def _backward_pass(self, number: int) -> AbstractContextManager[None]:
+        self._use_documents(number)
+        if self.routing is None:
+            return nullcontext()
+        pooled = None if self.pooled is None else self.pooled.of(number)
+        return self.routing.again(self.microbatch_of(number).weights, pooled)
+
+    def _use_documents(self, number: int) -> None:
         if self.documents is not None:
             self.documents.use(self.microbatch_of(number).starts)
-        return nullcontext() if self.routing is None else context(self.routing, self.microbatch_of(number).weights)
 
 
 def build_schedule(
