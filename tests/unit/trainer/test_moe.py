@@ -168,6 +168,8 @@ CHANGES = {
         {REPLICATE: 2, SHARD: 2, EXPERT: 2},
     ),
     "dp4 to fsdp4 + ep2": ("AdamW, accumulated", {}, {SHARD: 4, EXPERT: 2}),
+    "cp2 x fsdp2 + ep4 to fsdp4 + ep2": ("SGD", {CONTEXT: 2, SHARD: 2, EXPERT: 4}, {SHARD: 4, EXPERT: 2}),
+    "dp4 to cp2 x dp2 + ep2, ring": ("SGD", {}, {CONTEXT: 2, EXPERT: 2, **RING}),
     "pp2 x fsdp2 + ep2 to fsdp4 + ep4": ("SGD", in_pipeline("GPipe", 1, **EP2), {SHARD: 4, EXPERT: 4}),
     "dp4 to pp4 of one layer each": ("SGD", {}, {PIPELINE: 4, "pipeline": {"schedule": "GPipe", "microbatches": 1}}),
     "two odd experts, fsdp4 + ep2 to fsdp4": ("two odd experts", {SHARD: 4, EXPERT: 2}, {SHARD: 4}),
