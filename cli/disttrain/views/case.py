@@ -16,6 +16,7 @@ from disttrain_operator.decide.reading import pod_facts
 from disttrain_operator.decide.verdict import program_message
 
 Raw = Mapping[str, Any]
+Finding = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,15 @@ def words_of(case: Case, verdict: Verdict | None) -> list[str]:
         if last_words and verdict is not None and last_words not in plain(verdict.message)
         else []
     )
+
+
+def pods_replaced(case: Case) -> Finding:
+    replacements = case.attempt.replacements if case.attempt is not None else []
+    if not replacements:
+        return None, None
+    last = replacements[-1]
+    when = f"{plain(last.pod)} {case.since(last.time)} ago"
+    return f"{len(replacements)} times a single pod was recreated, last {when} ({plain(last.reason)}).", None
 
 
 def restarts_in_place(attempt: Attempt) -> str | None:
