@@ -19,7 +19,6 @@ from disttrain_operator.decide.attempt_history import ran
 
 UNSEEN_SECONDS = 15
 """After which a job that no operator has looked at is one that none looks at."""
-SLOW_START_SECONDS = 120
 
 
 def why(job: RemoteJob, pods: Sequence[Raw], events: Sequence[Raw], now: datetime) -> Why:
