@@ -1,4 +1,4 @@
-"""A worker of a job with parameter servers that writes the bytes it holds in a task into a file, of the last task."""
+"""A worker of a job with parameter servers that writes what it holds at most, and activations, into a file."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from disttrain_trainer.runtime.stop import StopRequest
 
 
 def count() -> None:
-    meter, found = StorageMeter(), dict[str, int]()
+    meter, found, peaks = StorageMeter(), dict[str, int](), list[int]()
     compute, begin_push = Worker.compute, Servers.begin_push
     file = Path(os.environ["HELD_BYTES"], f"rank-{os.environ['RANK']}.json")
 
@@ -30,8 +30,8 @@ def count() -> None:
         )
         with meter.counting():
             result = compute(worker, *args)
-        peak = max(meter.peak, found["earlier"])
-        file.write_text(json.dumps({"peak": peak, "activations": found["activations"]}))
+        peaks.append(max(meter.peak, found["earlier"]))
+        file.write_text(json.dumps({"peak": max(peaks), "activations": found["activations"]}))
         return result
 
     def begun(servers: Servers, *args: Any) -> Any:

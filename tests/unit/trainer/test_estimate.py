@@ -68,6 +68,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2, OneBit": (compressed("OneBit"), FEW),
     "dp2, OneBit, accumulated": (compressed("OneBit"), {"gradientAccumulationSteps": 4}),
     "dp2, TopK": (compressed("TopK", ratio=0.1), FEW),
+    "dp2, TopK, warm-up": (compressed("TopK", ratio=0.1, warmupSteps=4), FEW),
     "dp2, TopK, momentum": (
         compressed("TopK", momentumCorrection=0.9),
         {**FEW, "optimizer": {"name": "SGD", "learningRate": 0.1}},
@@ -150,7 +151,8 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
             # What one rank of an expert group has too much another one has not.
             own = fmean(one["activations"] for one in reals) if found.assumed else real["activations"]
             assert found.activations == pytest.approx(own, rel=0.01 if found.assumed else 0.05)
-        assert found.peak == pytest.approx(real["peak"], rel=0.05)
+        # Where all is sent, gloo may have let go of half of it when it decodes; a bucket of ours is whole until then.
+        assert 0.95 * real["peak"] <= found.peak <= (1.2 if "warm-up" in layout else 1.05) * real["peak"]
         assert found.unknown is None
         assert (found.assumed is not None) == ("ep2" in layout)
 

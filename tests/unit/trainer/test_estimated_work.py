@@ -113,11 +113,12 @@ def test_ranks_share_what_one_would_compute(layout: str) -> None:
         ({}, {}),
         ({"compression": {"name": "TopK", "ratio": 0.1}}, {}),
         ({"compression": {"name": "TopK", "ratio": 0.1}, **ASYNC}, FEW | {"maxGradientNorm": 1.0}),
+        ({"compression": {"name": "TopK", "ratio": 0.1, "warmupSteps": 3}}, FEW),
         ({"compression": {"name": "OneBit"}}, FEW),
         ({"compression": {"name": "FP16"}}, FEW),
         ({"parameterServer": {"push": "Parameters"}}, FEW),
     ],
-    ids=["gradients", "TopK", "TopK, clipped", "OneBit", "FP16", "parameters"],
+    ids=["gradients", "TopK", "TopK, clipped", "TopK, warm-up", "OneBit", "FP16", "parameters"],
 )
 def test_workers_push_pull_and_hold_what_was_estimated(
     tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any]
@@ -128,17 +129,20 @@ def test_workers_push_pull_and_hold_what_was_estimated(
         for rank, worker in enumerate(running.workers):
             assert ended(worker, rank)[0] == 0, worker.text(rank, "err")
     parallelism = {"dataParallel": {"mode": "ParameterServer", **settings}}
+    warmup = settings.get("compression", {}).get("warmupSteps", 0)
     estimate = estimated(training, 2, parallelism, servers=2)
     for rank in range(2):
         real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert estimate.activations == pytest.approx(real["activations"], rel=0.05)
-        assert estimate.peak == pytest.approx(real["peak"], rel=0.05)
+        # What the first step sends is taken to be there with what later ones keep.
+        most = 1.25 if warmup else 1.05
+        assert 0.95 * real["peak"] <= estimate.peak <= most * real["peak"]
     assert estimate.unknown is None
     assert estimate.work is not None
     found = estimate.work.servers
     assert found is not None
     assert (found.workers, found.servers) == (2, 2)
-    lines = [line for line in running.lines() if "comm/gradient_bytes" in line][1:-1]
+    lines = [line for line in running.lines() if "comm/gradient_bytes" in line][1 + warmup : -1]
     assert lines
     # The leader may have had one part of a step or both; who updates the parameters has the optimizer's state, too.
     assert {line["comm/gradient_bytes"] % found.pushed for line in lines} == {0}

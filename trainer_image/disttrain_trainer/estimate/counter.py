@@ -109,16 +109,22 @@ class WorkCounter(TorchDispatchMode):
         self._count.add((operation, ranks), calls, size)
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing of what is called inside."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
     def counting(self) -> Iterator[None]:
         """Count, but not how DTensor finds the shape of a result the first time: by the operation on whole tensors."""
         original = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def uncounted(*args: Any, **kwargs: Any) -> Any:
-            before, self._paused = self._paused, True
-            try:
+            with self.paused():
                 return original(*args, **kwargs)
-            finally:
-                self._paused = before
 
         ShardingPropagator._propagate_tensor_meta_non_cached = uncounted  # type: ignore[method-assign]
         try:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from disttrain_trainer.estimate.counter import WorkCounter
-from disttrain_trainer.estimate.imagined import BUCKET_BYTES, FIRST_BUCKET_BYTES, Buckets
+from disttrain_trainer.estimate.imagined import BUCKET_BYTES, FIRST_BUCKET_BYTES, Buckets, all_at_first
 from disttrain_trainer.parallel.comm_hooks.attach import build_gradient_sum
 from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 from disttrain_trainer.runtime.config import Config
@@ -52,8 +52,6 @@ class HookedBuckets(Buckets):
     def _prepare(self, parameters: Sequence[nn.Parameter], world: World) -> None:
         settings, seed = self._config.job.parallelism.data_parallel, self._config.training.seed
         self._hook = build_gradient_sum(settings, world.device_mesh.get_group("replicate"), seed)
-        # The warm-up is over then.
-        self._hook.begin(self._config.training.steps)
         limits = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
         found, _ = dist._compute_bucket_assignment_by_size(list(parameters), limits, [False] * len(parameters))
         for index, places in enumerate(reversed(found)):
@@ -66,7 +64,7 @@ class HookedBuckets(Buckets):
     def begin(self) -> None:
         """Sum as the step before has done, so that what the hook keeps is there."""
         for bucket in self._buckets:
-            self._sum(bucket)
+            self._sum(bucket, self._config.training.steps)
 
     def held(self) -> Iterator[Tensor]:
         yield from super().held()
@@ -87,11 +85,17 @@ class HookedBuckets(Buckets):
             self._sum_next()
 
     def _sum_next(self) -> None:
-        self._sum(self._buckets[self._next])
+        bucket = self._buckets[self._next]
+        if all_at_first(self._config):
+            # That step holds the most; what is sent is counted after the warm-up.
+            with self._counter.paused():
+                self._sum(bucket, 0)
+        self._sum(bucket, self._config.training.steps)
         self._next += 1
 
-    def _sum(self, bucket: Bucket) -> None:
+    def _sum(self, bucket: Bucket, step: int) -> None:
         assert self._hook is not None
+        self._hook.begin(step)
         with _summing():
             self._hook.reduce(bucket)  # type: ignore[arg-type]
 

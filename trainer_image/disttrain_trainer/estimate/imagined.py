@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from disttrain_api.parallelism import AllReduce
+from disttrain_api.parallelism import AllReduce, CompressionName
 from disttrain_api.pipeline import output_index
 from disttrain_trainer.collectives.schedules import SCHEDULES
 from disttrain_trainer.estimate.counter import SEND, WorkCounter
@@ -123,6 +123,14 @@ class Buckets:
             sent = schedule.sent(self._index, self._pending, 1)
             self._counter.add(SEND, self._ranks, sent, len(schedule.rounds))
         self._pending, self._limit = 0, BUCKET_BYTES
+
+
+def all_at_first(config: Config) -> bool:
+    """Whether the first step sends all numbers of the gradients with their places, and later ones few."""
+    compression = config.job.parallelism.data_parallel.compression
+    if compression is None or not compression.warmup_steps:
+        return False
+    return compression.name in (CompressionName.TOP_K, CompressionName.RANDOM_K)
 
 
 class ValuesOfOne(TorchDispatchMode):

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from disttrain_api.parallelism import DataParallelMode, Pushed
-from disttrain_trainer.estimate.imagined import ValuesOfOne
+from disttrain_trainer.estimate.imagined import ValuesOfOne, all_at_first
 from disttrain_trainer.parameter_server.protocol.placement import place
 from disttrain_trainer.parameter_server.protocol.settings import group_mesh, settings_of, workers_of
 from disttrain_trainer.parameter_server.protocol.tasks import Task
@@ -63,7 +63,7 @@ def cannot_push(state: State, world: World) -> str | None:
 
 
 class Pushes:
-    """A worker's own pushes, after the warm-up, which no server takes."""
+    """A worker's own pushes, which no server takes."""
 
     def __init__(self, state: State, world: World, config: Config) -> None:
         """config: of the job."""
@@ -72,25 +72,27 @@ class Pushes:
         self._placement = place({name: one.numel() for name, one in self._named.items()}, servers)
         self._payload = build_payload(config, self._placement, self._named, state)
         self._early = ready_early(config, world, state)
-        self.begin()
+        self._begin(0)
 
-    def warm_up(self) -> None:
-        """Push as in the step before, so that what the payload keeps is there; once, and first of all."""
+    def warm_up(self) -> ServerTraffic:
+        """Push as in a step after the warm-up, so that what the payload keeps is there."""
         for one in self._named.values():
             one.grad = torch.empty_like(one)
+        self._begin(self._config.training.steps)
         self.end()
         self._state.optimizer.zero_grad()
+        pushed, pulled = self._pushing.bytes, sum(one.nbytes for one in self._named.values())
+        # Who updates the parameters has the optimizer's state from the servers, too, as long as what it pushes.
+        pulled = pushed if updates(self._config) else pulled
+        return ServerTraffic(workers_of(self._config), len(self._placement), pushed, pulled)
 
     def kept(self) -> list[Tensor]:
         """What the payload has from one step to the next."""
         return self._payload.kept
 
     def begin(self) -> None:
-        """Before the first pass of a step."""
-        # ValuesOfOne: a payload looks at the places that it sends.
-        with ValuesOfOne(), torch.no_grad():
-            self._payload.begin(Task(self._config.training.steps, 0), 1.0)
-        self._pushing = Pushing(self._placement, self._payload, [{}] * len(self._placement), lambda *_: None)
+        """Before the first pass of the step that holds the most."""
+        self._begin(0 if all_at_first(self._config) else self._config.training.steps)
 
     @contextmanager
     def watching(self, passes: int) -> Iterator[None]:
@@ -103,16 +105,17 @@ class Pushes:
         with watched(self._early, passes, ready):
             yield
 
-    def end(self) -> ServerTraffic:
+    def end(self) -> None:
         """Write the rest."""
-        servers = len(self._placement)
         with ValuesOfOne(), torch.no_grad():
             self._pushing.rest()
-            self._payload.settle([True] * servers)
-        pushed = self._pushing.bytes
-        pulled = sum(one.nbytes for one in self._named.values())
-        # Who updates the parameters has the optimizer's state from the servers, too, as long as what it pushes.
-        return ServerTraffic(workers_of(self._config), servers, pushed, pushed if updates(self._config) else pulled)
+            self._payload.settle([True] * len(self._placement))
+
+    def _begin(self, step: int) -> None:
+        # ValuesOfOne: a payload looks at the places that it sends.
+        with ValuesOfOne(), torch.no_grad():
+            self._payload.begin(Task(step, 0), 1.0)
+        self._pushing = Pushing(self._placement, self._payload, [{}] * len(self._placement), lambda *_: None)
 
 
 def spread(state: State, world: World, mode: FakeTensorMode) -> None:

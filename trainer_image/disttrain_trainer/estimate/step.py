@@ -66,10 +66,11 @@ def take_step(
     meter = StorageMeter()
     meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
     pushes = Pushes(state, world, config) if has_servers(config) else None
+    served = None
     with mode:
         buckets.begin()
         if pushes is not None:
-            pushes.warm_up()
+            served = pushes.warm_up()
             meter.show(pushes.kept())
     meter.show(buckets.held())
     added, counts = list[int](), list[Count]()
@@ -100,9 +101,8 @@ def take_step(
         clip_gradients(state, 1.0, world)
         if updates(config):
             state.precision.update(state.optimizer, None)
-        served = None
         if pushes is not None:
-            served = pushes.end()
+            pushes.end()
             spread(state, world, mode)
     total = counter.take()
     for count in counts:
