@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class PooledAssignments:
-    """Of the microbatches that are in the pipeline, by their number. Tensors are [E]."""
+    """Holds how many tokens each expert is assigned, [E], of each microbatch that is in the pipeline, by its number."""
 
     def __init__(self, experts: int, index_of_stage: Sequence[int], group: dist.ProcessGroup) -> None:
         """experts: E; index_of_stage: the pipeline index of each; group: the ranks of the pipeline."""
