@@ -82,3 +82,16 @@ def require_same_figures(
         assert values, key
         assert steps is None or len(values) == (1 if key.startswith("validation") else steps), key
         assert series(found, key) == pytest.approx(values, rel=tolerance, abs=1e-14), key
+
+
+def require_same_training(
+    found: dict[str, Any], expected: dict[str, Any], *figures: str, adapters_alone: bool = False
+) -> None:
+    """Fails where two evaluated runs differ in errors, gradients, parameters, or losses, norms and `figures` of steps;
+    adapters_alone: or where anything else has a gradient."""
+    assert found["errors"] == expected["errors"] == [None]
+    trained = {name for name in expected["parameters"] if not adapters_alone or ".lora_" in name}
+    assert expected["gradients"].keys() == trained
+    require_same(found["gradients"], expected["gradients"])
+    require_same(found["parameters"], expected["parameters"])
+    require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS, *figures))

@@ -27,7 +27,7 @@ from tests.unit.trainer.comparisons import (
     LOSS,
     require_same,
     require_same_bits,
-    require_same_figures,
+    require_same_training,
     series,
 )
 from tests.unit.trainer.context_code import of_parts
@@ -283,11 +283,7 @@ def together(tmp_path_factory, folder, asked_for):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_equals_one_process(alone, together, layout):
-    found, expected = together[layout], alone[LAYOUTS[layout][1]]
-    assert found["errors"] == expected["errors"] == [None]
-    require_same(found["gradients"], expected["gradients"])
-    require_same(found["parameters"], expected["parameters"])
-    require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS))
+    require_same_training(together[layout], alone[LAYOUTS[layout][1]])
 
 
 def test_it_changes_what_is_trained_and_what_is_evaluated(alone):
