@@ -3,7 +3,8 @@
 A rank is stopped (SIGSTOP), or enters a barrier that the others do not enter: from then until the operator's own code,
 which asks the job's agent at its own pace, names a rank (condition HangSuspected; the reference is three median steps
 and two seconds), and until it has found the hang that restarts the job (the reference is progressDeadlineSeconds). Both
-name the rank that holds up the others, by the stacks of all. The jobs of these two hang side by side.
+name the rank that holds up the others, by the stacks of all. It is named in 20 jobs, one after the other; then further
+jobs hang side by side until they are found.
 
 A rank whose samples take ten times as long: until the job's condition Straggling names it. The trainer compares ranks
 in three windows of a minute; with --quick they have 5 s. The reference is the time of the three windows.
@@ -17,8 +18,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ DEADLINE_SECONDS = 60
 STEPS_BEFORE = 50
 WINDOWS, WINDOW_SECONDS, QUICK_WINDOW_SECONDS = 3, 60.0, 5.0
 PATIENCE_SECONDS = 600.0
+NAMED, QUICK_NAMED = 20, 2
+"""Jobs of which a rank is named."""
 CODE = [Path(hanging_code.__file__)]
 NAMES = {"stopped": "a stopped rank", "collective": "a barrier of one rank"}
 
@@ -89,8 +92,9 @@ class Hang:
             Path(self.job.folder, hanging_code.FAULT).write_text(f"{self.kind} {self.victim}")
 
 
-async def find(hangs: list[Hang]) -> None:
-    """Have all of them hang while the operator's code asks, at any moment of its rounds; return when all are found."""
+async def find(hangs: list[Hang], known: Callable[[Hang], bool]) -> None:
+    """Have all of them hang while the operator's code asks, at any moment of its rounds; return when all are known, or
+    time is over."""
     by_uid = {one.agent.uid: one for one in hangs}
     world, tokens = world_of([one.agent.job for one in hangs]), {uid: one.agent.token for uid, one in by_uid.items()}
 
@@ -102,21 +106,29 @@ async def find(hangs: list[Hang]) -> None:
             one.named, one.suspicion = time.perf_counter(), live.suspicion
         if live is not None and live.stall is not None and one.stall is None:
             one.found, one.stall = time.perf_counter(), live.stall
-        if all(one.stall is not None for one in hangs):
+        if all(known(one) for one in hangs):
             all_found.set()
         if all(agents.live(uid) is not None for uid in by_uid):
             all_known.set()
 
     async with (
         asking(lambda agent: by_uid[agent.job_uid].agent.port) as ask,
-        asyncio.timeout(PATIENCE_SECONDS),
         polled(world, tokens, wake, ask) as agents,
     ):
-        await all_known.wait()
+        await asyncio.wait_for(all_known.wait(), PATIENCE_SECONDS)
         await asyncio.sleep(random.uniform(0, INTERVAL_SECONDS))
         for one in hangs:
             one.begin()
-        await all_found.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(all_found.wait(), 2 * DEADLINE_SECONDS)
+
+
+def name(kind: str, victim: int) -> Hang:
+    """Return a hang of a job of its own, once its rank is named."""
+    with running(DISTTRAIN, spec(), files=CODE) as job:
+        hang = Hang(job, kind, victim, train(job), LocalAgent.of(job))
+        asyncio.run(find([hang], lambda one: one.suspicion is not None))
+        return hang
 
 
 def _suspected(one: Hang) -> int | None:
@@ -145,6 +157,14 @@ def straggler(job: Job) -> str:
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
+    alone = [name(kind, number % RANKS) for number in range((QUICK_NAMED if quick else NAMED) // 2) for kind in NAMES]
+    for kind, title in NAMES.items():
+        seen = [one for one in alone if one.kind == kind]
+        if named := [one for one in seen if one.suspicion is not None]:
+            steps = [one.step_seconds for one in named]
+            goal = 3 * statistics.median(steps) + 2
+            yield from _found(f"{title}: named", [one.named - one.began for one in named], steps, goal)
+        yield _right(f"{title}: the status names it", [_suspected(one) == one.victim for one in seen])
     # Each rank is the one.
     victims = [1] if quick else list(range(RANKS))
     hangs = []
@@ -153,18 +173,13 @@ def measure(quick: bool) -> Iterator[harness.Row]:
             for victim in victims:
                 job = jobs.enter_context(running(DISTTRAIN, spec(), files=CODE))
                 hangs.append(Hang(job, kind, victim, train(job), LocalAgent.of(job)))
-        asyncio.run(find(hangs))
-    for kind, name in NAMES.items():
+        asyncio.run(find(hangs, lambda one: one.stall is not None))
+    for kind, title in NAMES.items():
         seen = [one for one in hangs if one.kind == kind]
-        named = [one for one in seen if one.suspicion is not None]
-        if named:
-            steps = [one.step_seconds for one in named]
-            goal = 3 * statistics.median(steps) + 2
-            yield from _found(f"{name}: named", [one.named - one.began for one in named], steps, goal)
-        yield _right(f"{name}: the status names it", [_suspected(one) == one.victim for one in seen])
-        seconds = [one.found - one.began for one in seen]
-        yield from _found(f"{name}: found", seconds, [one.step_seconds for one in seen], DEADLINE_SECONDS)
-        yield _right(f"{name}: the verdict names it", [_blamed(one) == one.victim for one in seen])
+        if found := [one for one in seen if one.stall is not None]:
+            seconds = [one.found - one.began for one in found]
+            yield from _found(f"{title}: found", seconds, [one.step_seconds for one in found], DEADLINE_SECONDS)
+        yield _right(f"{title}: the verdict names it", [_blamed(one) == one.victim for one in seen])
     window = QUICK_WINDOW_SECONDS if quick else None
     slows = [slow(victim, window) for victim in victims]
     seconds, steps, named = zip(*slows, strict=True)
