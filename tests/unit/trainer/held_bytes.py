@@ -1,4 +1,4 @@
-"""A real rank that counts the bytes it holds in its second step, into a file beside its report."""
+"""A real rank that counts the bytes it holds in a step after its first one, into a file beside its report."""
 
 import json
 import os
@@ -16,6 +16,9 @@ from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import join_world
 from disttrain_trainer.step import accumulate_gradients, clip_gradients, load_step, update_parameters
 from disttrain_trainer.strategies.choose import build_job_state
+
+TRIES = 3
+"""Steps of which the one that holds the least counts."""
 
 
 class Showing(TorchDispatchMode):
@@ -72,12 +75,21 @@ def main() -> None:
     def kept():  # type: ignore[no-untyped-def]
         return [value for one in state.optimizer.state.values() for value in one.values()]
 
+    def counted() -> dict[str, int]:
+        found.clear()
+        meter.peak = meter.live
+        step()
+        return found | {"peak": meter.peak}
+
     meter.show([*module.parameters(), *module.buffers()])
     step()
-    found.clear()
-    meter.peak = meter.live
-    step()
-    found |= {"peak": meter.peak, "optimizer_state": held(kept())}
+    # Where gloo lets go of messages late, a step holds more than it needs. Steps of a warm-up are not alike, though,
+    # nor are those in which experts get other numbers of tokens.
+    compression = config.job.parallelism.data_parallel.compression
+    alike = not state.routing.layers and (compression is None or not compression.warmup_steps)
+    tries = [counted() for _ in range(TRIES if alike else 1)]
+    found = min(tries, key=lambda one: one["peak"])
+    found |= {"optimizer_state": held(kept())}
     found |= {"parameters": held(module.parameters()), "buffers": held(module.buffers())}
     Path(os.environ["HELD_BYTES"], f"rank-{config.rank}.json").write_text(json.dumps(found))
     world.leave()
