@@ -37,7 +37,7 @@ from benchmarks.local_start import DISTTRAIN
 ROUNDS, QUICK_ROUNDS = 4, 1
 RANKS = 2
 PODS = 10
-"""Of a job. The operator asks the agent of the first one."""
+"""A job has so many. The operator asks the agent of the first one."""
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_a_former_leaders_order_to_jump_is_none() -> None:
     assert member.generation == 3
 
 
-def test_the_restarts_that_are_used_up_stay_so_whoever_leads() -> None:
+def test_restarts_that_are_used_up_stay_used_up_when_another_pod_leads() -> None:
     _, members = trained(2, killed(), killed())
     leader = another(restarts=2)
     for worker, member in enumerate(members, start=1):
@@ -262,7 +262,7 @@ async def test_a_follower_waits_for_another_leader_and_says_for_whom(monkeypatch
     port.close()
 
 
-def test_what_a_member_tells_of_former_restarts_is_what_it_was_told() -> None:
+def test_a_member_passes_on_the_former_restarts_that_its_leader_has_sent() -> None:
     history = History(since_checkpoint=2, checkpoint=40, signature=TYPO)
     member = Member(longest=LONGEST)
     member.connected()

@@ -19,7 +19,7 @@ ENDS = st.sampled_from([killed(0), killed(2, signaled=True), exited(ExitCode.PEE
 
 
 Ends = tuple[int, int]
-"""Of a connection: which life of the pod it is, and which one of worker 0's pod."""
+"""A connection's key: which life of the pod it belongs to, and which one of worker 0's pod."""
 
 
 class Network(RuleBasedStateMachine):
@@ -41,7 +41,7 @@ class Network(RuleBasedStateMachine):
         self.found = dict.fromkeys(self.members, 0)
         """The life of worker 0's pod that each other one has connected to last."""
         self.restarts = 0
-        """Of ranks, without a lost pod; none has a new checkpoint."""
+        """Counts restarts of ranks, without those after a lost pod; none has a new checkpoint."""
         for worker, member in self.members.items():
             member.connected()
             assert self.leader.joins(worker, 0, self.now)

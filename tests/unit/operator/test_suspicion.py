@@ -187,12 +187,12 @@ async def test_nobody_is_named_where_a_step_ends_between_the_looks(look: int) ->
 
 
 async def test_a_gang_that_is_slow_to_tell_its_stacks_holds_up_no_other_round() -> None:
-    """Red where a round waits for the answers of the former one, or asks again whoever is asked."""
-    fleet, told = Still(), asyncio.Event()
+    """Red where a round waits for the answers of the former one, or asks an agent that has not answered yet."""
+    fleet, may_answer = Still(), asyncio.Event()
 
     async def ask(agent: Agent, token: str, path: str) -> bytes:
         if path == STACKS_PATH:
-            await told.wait()
+            await may_answer.wait()
         return await fleet._ask(agent, token, path)
 
     async with asyncio.TaskGroup() as tasks:
@@ -202,7 +202,7 @@ async def test_a_gang_that_is_slow_to_tell_its_stacks_holds_up_no_other_round() 
             await fleet.agents.round(ask, tasks)
             await fleet.agents.watch(ask, tasks)
         assert len(fleet.asked) == 3
-        told.set()
+        may_answer.set()
     live = fleet.agents.live(UID)
     assert live is not None
     assert live.suspicion is not None

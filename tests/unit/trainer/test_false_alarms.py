@@ -52,7 +52,7 @@ class Hours:
     now: float = 0.0
     step: int = 0
     looks: int = 0
-    """Of the agents at the times of steps."""
+    """What the agents say at the times of steps."""
     line: tuple[int, float] = (0, 0.0)
     """Step and time of the last line of the log."""
     owns: list[list[float]] = field(default_factory=list)

@@ -68,7 +68,7 @@ def figures(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_steps(folder: Path) -> dict[tuple[int, bool], list[dict[str, Any]]]:
-    """Of each step its line, and that of its evaluation, as often as there is one."""
+    """The lines of each step and of its evaluation, as often as each was written."""
     found: dict[tuple[int, bool], list[dict[str, Any]]] = {}
     for line in figures(folder):
         found.setdefault((line["step"], HELD_OUT_LOSS in line), []).append(line)

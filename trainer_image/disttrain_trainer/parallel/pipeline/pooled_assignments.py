@@ -25,7 +25,8 @@ class PooledAssignments:
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
     def add(self, stage: int, microbatch: int, chosen: Iterable[Tensor]) -> None:
-        """The stage has computed the microbatch. chosen: of each of its layers, on all ranks that have these."""
+        """Add what the stage has counted of a microbatch, and send the sum on. chosen: the counts of each of its layers, on
+        all ranks that have these."""
         total = torch.zeros(self._experts, dtype=torch.int64)
         for of_layer in chosen:
             total += of_layer.to(total.device)
@@ -37,18 +38,18 @@ class PooledAssignments:
             self._hand(total, stage, stage + 1, microbatch)
 
     def arrive(self, stage: int, microbatch: int) -> None:
-        """The stage is about to compute the gradients of the microbatch."""
+        """Receive the sum of all stages, before the stage computes the gradients of the microbatch, and send it back."""
         if stage < self._last:
             self._sums[microbatch] = self._take(stage + 1, stage, microbatch)
         if stage:
             self._hand(self._sums[microbatch], stage, stage - 1, microbatch)
 
     def of(self, microbatch: int) -> Tensor:
-        """In the layers of all stages, once a stage of this rank computes the microbatch's gradients."""
+        """Return the sum of all stages, once a stage of this rank computes the gradients of the microbatch."""
         return self._sums[microbatch]
 
     def end_pass(self) -> None:
-        """Wait until what was sent is out."""
+        """Wait until all messages are sent."""
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
