@@ -25,8 +25,10 @@ class PooledAssignments:
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
     def add(self, stage: int, microbatch: int, chosen: Iterable[Tensor]) -> None:
-        """Add what the stage has counted of a microbatch, and send the sum on. chosen: the counts of each of its layers, on
-        all ranks that have these."""
+        """Add what the stage has counted of a microbatch, and send the sum on.
+
+        chosen: the counts of each of the stage's layers, on all ranks that have these.
+        """
         total = torch.zeros(self._experts, dtype=torch.int64)
         for of_layer in chosen:
             total += of_layer.to(total.device)
@@ -38,7 +40,7 @@ class PooledAssignments:
             self._hand(total, stage, stage + 1, microbatch)
 
     def arrive(self, stage: int, microbatch: int) -> None:
-        """Receive the sum of all stages, before the stage computes the gradients of the microbatch, and send it back."""
+        """Receive the sum of all stages before the stage computes a microbatch's gradients, and send it back."""
         if stage < self._last:
             self._sums[microbatch] = self._take(stage + 1, stage, microbatch)
         if stage:
