@@ -130,6 +130,13 @@ generate: setup ## Write the CRD, its copy in the chart and docs/reference.md fr
 verify: generate ## Fail if a generated file is not what `make generate` writes
 	git diff --exit-code -- $(GENERATED)
 
+.PHONY: package
+package: ## Build what `pip install disttrain` installs into build/package: a wheel and a source archive
+	rm -rf build/package build/package-tools
+	$(PYTHON) -m venv build/package-tools
+	build/package-tools/bin/python -m pip install --quiet --no-deps --require-hashes -r operator/requirements.txt
+	build/package-tools/bin/python -m hatchling build -d build/package
+
 .PHONY: lock
 lock: ## Write the hashed requirements of images and CI from pyproject.toml and constraints.txt (needs uv)
 	$(PYTHON) -m release.lock

@@ -52,6 +52,8 @@ REPLACEMENT_SECONDS = 600
 CONFIG_DIR = "/etc/disttrain"
 CONFIG_FILE = "job.json"
 TOKEN_FILE = "token"
+CONFIG_VOLUME = "disttrain-config"
+"""Volume of a pod that is the job's Secret, with both files."""
 STORAGE_DIR = "/checkpoints"
 SCRATCH_DIR = "/scratch"
 REPORTS_FOLDER = "reports"

@@ -21,6 +21,8 @@ from disttrain_api.spec import DistTrainingJob
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
+    from disttrain.stacks.of_cluster import Stacks
+
 Item = TypeVar("Item")
 _Jobs: TypeAlias = list[RemoteJob]
 _Entries: TypeAlias = list[HistoryEntry]
@@ -75,6 +77,10 @@ class AsyncClient:
         """Yield the job now and after every change, until it has finished."""
         async for job in _threaded(self._client.follow(name, namespace=namespace)):
             yield job
+
+    async def stacks(self, name: str, *, namespace: str | None = None, ranks: set[int] | None = None) -> "Stacks":
+        """Return where the job's ranks are at the moment, as `Client.stacks` does."""
+        return await asyncio.to_thread(self._client.stacks, name, namespace=namespace, ranks=ranks)
 
     async def logs(
         self,

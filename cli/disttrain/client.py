@@ -29,6 +29,8 @@ from disttrain_api.spec import DistTrainingJob
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
+    from disttrain.stacks.of_cluster import Stacks
+
 __all__ = ["Client", "RemoteJob", "body_of"]
 
 # A watch is asked again after this time, and the wait's own limit is looked at.
@@ -180,6 +182,16 @@ class Client:
         job = self.get(name, namespace=namespace)
         lines = follow_lines(self, job, pick, tail=tail) if follow else lines_now(self, job, pick, tail=tail)
         return (line.text for line in lines)
+
+    def stacks(self, name: str, *, namespace: str | None = None, ranks: "set[int] | None" = None) -> "Stacks":
+        """Return where the job's ranks are at the moment: the stacks of all of their threads.
+
+        ranks: absent, all. This takes the right to read Secrets of the namespace and to `get` `pods/proxy`.
+        """
+        from disttrain.stacks.of_cluster import stacks_of
+
+        job = self.get(name, namespace=namespace)
+        return stacks_of(self.api, job, self.pods(job), None if ranks is None else frozenset(ranks))
 
     def follow(
         self, name: str, *, namespace: str | None = None, look_again_at: float | None = None

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from disttrain.errors import USAGE, CommandError
+from disttrain.extras import require
 from disttrain.local.folder import RunFolder, new_run
 from disttrain.local.gpus import gpu_slices
 from disttrain.local.machine import require_room
@@ -35,6 +36,7 @@ class _FailuresOnly(PlainView):
 def collectives(plan: Plan, *, ranks: int, gpus: bool, as_json: bool) -> int:
     """Print what was found. Returns 0 where every element was right, else 1. Raises CommandError."""
     _refuse_nonsense(plan, ranks)
+    require("the ranks cannot start")
     with _scratch() as scratch:
         results = Path(scratch, "results.json")
         job = _job(plan, ranks, gpus, results)

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from disttrain.errors import USAGE, CommandError
+from disttrain.extras import sentence_of
 from disttrain.output import OutputError, drain, open_closed_streams, print_stderr
 from disttrain.terminal import plain_lines
 from disttrain.verbs import command
@@ -33,6 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except DisttrainError as error:
         print_stderr(f"disttrain: {plain_lines(error)}")
+        return 1
+    except ModuleNotFoundError as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        print_stderr(f"disttrain: {sentence}")
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED

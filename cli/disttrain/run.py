@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from disttrain.extras import lacking
 from disttrain.local.folder import RawJob, RunFolder, new_run, to_yaml
 from disttrain.local.gpus import gpu_slices
 from disttrain.local.kept import modules_of
@@ -67,7 +68,9 @@ def _as_yaml(status: JobStatus) -> str:
 
 
 def _draw(folder: RunFolder) -> None:
-    """Plots of what the run logged; a full disk is no reason to fail at the end."""
+    """Plots of what the run logged; neither a full disk nor a package that lacks is a reason to fail at the end."""
+    if lacking(("matplotlib",)) is not None:
+        return
     from disttrain.local.plots import draw  # matplotlib takes half a second, which validate need not pay
 
     with contextlib.suppress(OSError):

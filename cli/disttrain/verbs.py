@@ -45,6 +45,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "describe": Verb("disttrain.commands.look:describe", "show a job in detail: mesh, attempts, pods, events"),
         "why": Verb("disttrain.commands.look:why", "explain the state of a job, and what to do"),
         "logs": Verb("disttrain.commands.look:logs", "show or follow the logs of a job's ranks"),
+        "stacks": Verb("disttrain.commands.look:stacks", "show where the ranks of a job are at the moment"),
         "events": Verb("disttrain.commands.look:events", "show the events on a job and its pods"),
         "history": Verb("disttrain.commands.look:history", "list what finished jobs came to, also deleted ones"),
         "checkpoint": Verb("disttrain.commands.act:checkpoint", "have a running job write a checkpoint now"),

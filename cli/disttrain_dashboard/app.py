@@ -7,6 +7,7 @@ GET /NAME                              its styles and modules
 GET /api/jobs?namespaces=A,B           the list; without namespaces that of all
 GET /api/job?key=K                     a job
 GET /api/log?key=K&rank=R&tail=N       the last lines of a rank's log
+GET /api/stacks?key=K&rank=R           where the threads of a rank are
 """
 
 import asyncio
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 MAX_TAIL = 500
 MAX_LINE = 2000
+MAX_STACKS = 2**18
+"""Letters of a rank's stacks."""
 _MAX_KEY = 512
 _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 64 * 2**20
@@ -62,6 +65,7 @@ def _application(readers: Readers, *middlewares: Middleware, at_once: int = 32) 
     app.router.add_get("/api/jobs", pages.jobs)
     app.router.add_get("/api/job", pages.job)
     app.router.add_get("/api/log", pages.log)
+    app.router.add_get("/api/stacks", pages.stacks)
     app.router.add_get("/{name:[^/]*}", _Static().answer)
     return app
 
@@ -126,6 +130,15 @@ class _Pages:
             return {"lines": [text(line, MAX_LINE) for line in source.log(key, rank, tail)[-tail:]]}
 
         return await self._answer(request, f"log {key} {rank} {tail}", make)
+
+    async def stacks(self, request: web.Request) -> web.Response:
+        key, rank = _key(request), _number(request, "rank", 0, MAX_RANKS)
+
+        def make(source: Source) -> Any:
+            lines = source.stacks(key, rank)[:MAX_STACKS].splitlines()
+            return {"lines": [text(line, MAX_LINE) for line in lines]}
+
+        return await self._answer(request, f"stacks {key} {rank}", make)
 
     async def _answer(self, request: web.Request, name: str, make: Callable[[Source], Any]) -> web.Response:
         """Answer with what `make` returns, or has returned a moment ago; 304 if the browser has it already."""

@@ -104,3 +104,6 @@ class Source(Protocol):
 
     def log(self, key: str, rank: int, tail: int) -> Sequence[str]:
         """Return the last lines of a rank's log, `tail` at most. Raises UnknownJobError, and SourceError."""
+
+    def stacks(self, key: str, rank: int) -> str:
+        """Return where all threads of a rank are at the moment. Raises UnknownJobError, and SourceError."""

@@ -120,10 +120,12 @@ async def test_a_job_of_two_thousand_ranks() -> None:
         assert await page.value("document.querySelectorAll('.chart polyline').length") == 2
         label = await page.value("document.querySelector('.chart svg').getAttribute('aria-label')")
         assert label.startswith("Loss over steps. training 0.002004 at step 499")
-        await page.value(
-            "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Show its log').click()"
-        )
-        await page.until("document.querySelector('pre.log').textContent.includes('line 999')")
+        for label, shown in (("Show its log", "line 999"), ("Show its stacks", "line 9 in step")):
+            button = f"[...document.querySelectorAll('button')].find((one) => one.textContent === '{label}')"
+            await page.value(f"{button}.click()")
+            await page.until(
+                f"[...document.querySelectorAll('pre.log')].some((one) => one.textContent.includes('{shown}'))"
+            )
 
 
 async def test_what_changes_is_shown_and_a_server_that_is_gone_is_awaited() -> None:

@@ -59,12 +59,12 @@ def answers(address: str) -> bool:
         return False
 
 
-def a_viewer(kubectl: Kubectl) -> str:
-    """The token of an account that may view its namespace, made by the commands of docs/dashboard.md."""
-    kubectl("create", "serviceaccount", "viewer")
-    account = f"--serviceaccount={kubectl.namespace}:viewer"
-    kubectl("create", "rolebinding", "viewer", "--clusterrole=view", account)
-    return kubectl("create", "token", "viewer", "--duration=8h").strip()
+def a_viewer(kubectl: Kubectl, name: str = "viewer", role: str = "view") -> str:
+    """The token of an account with a role in its namespace, made by the commands of docs/dashboard.md."""
+    kubectl("create", "serviceaccount", name)
+    account = f"--serviceaccount={kubectl.namespace}:{name}"
+    kubectl("create", "rolebinding", name, f"--clusterrole={role}", account)
+    return kubectl("create", "token", name, "--duration=8h").strip()
 
 
 def pod(operator: Kubectl) -> dict[str, Any]:
@@ -110,6 +110,13 @@ def test_viewers_see_their_own_jobs_alone_also_after_the_pod_was_deleted(
         assert answer["events"]
         _, answer = ask(address, f"api/log?key={own}&rank=0&tail=20", token)
         assert any("loss" in line for line in answer["lines"])
+
+        stacks = f"api/stacks?key={own}&rank=1"
+        status, answer = ask(address, stacks, token)
+        assert (status, "lines" in answer) == (403, False)
+        assert "the token of the job's agents" in answer["error"]
+        status, answer = ask(address, stacks, a_viewer(kubectl, "editor", "edit"))
+        assert (status, "Current thread" in str(answer)) == (200, True), answer
 
         before = pod(operator)
         inside = ("exec", before["metadata"]["name"], "--", "ls")

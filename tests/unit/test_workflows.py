@@ -13,8 +13,13 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.y*ml"))
 EVENTS = {"push", "pull_request", "schedule", "workflow_call"}
 """Not `pull_request_target` or `workflow_run`: they run with rights of ours what strangers send."""
 
-RELEASE_RIGHTS = {"contents": "read", "packages": "write", "id-token": "write"}
-"""What pushing and signing take."""
+RELEASE_RIGHTS = {
+    "images": {"contents": "read", "packages": "write", "id-token": "write"},
+    "chart": {"contents": "read", "packages": "write", "id-token": "write"},
+    "pypi": {"id-token": "write"},
+    "notes": {"contents": "write"},
+}
+"""What pushing and signing, a package index that trusts a workflow, and the notes of a release take."""
 
 pytestmark = pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 
@@ -52,13 +57,13 @@ def test_what_strangers_send_runs_without_rights(file: Path) -> None:
     events = set(workflow[True])  # YAML 1.1 reads the key `on` so
     assert events <= EVENTS
     assert workflow["permissions"] == {"contents": "read"}
-    rights = [job["permissions"] for job in jobs(file) if "permissions" in job]
+    rights = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
     if "pull_request" in events:
-        assert rights == []
+        assert rights == {}
         assert not re.search(r"secrets\.|github\.token", file.read_text())
     if rights:
         assert workflow[True] == {"push": {"tags": ["v*"]}}
-        assert all(right == RELEASE_RIGHTS for right in rights)
+        assert rights == RELEASE_RIGHTS
 
 
 def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Path) -> None:
@@ -80,6 +85,21 @@ def test_what_is_released_is_tested_signed_and_has_a_bill_of_materials(file: Pat
     assert 'cosign sign --yes "$OPERATOR" "$TRAINER"' in images
     assert 'release.chart "$GITHUB_REF_NAME" --operator "$OPERATOR" --trainer "$TRAINER"' in chart
     assert 'cosign sign --yes "$PREFIX/charts/disttrain@$digest"' in chart
+
+
+def test_a_package_is_published_as_it_was_built_and_after_what_it_belongs_to(file: Path) -> None:
+    """Red where something else than the upload runs with the right to publish, or notes come before what they name."""
+    by_name = read(file)["jobs"]
+    if "pypi" not in by_name:
+        return
+    pypi, notes = by_name["pypi"], by_name["notes"]
+    uses = [step["uses"].partition("@")[0] for step in pypi["steps"]]
+    assert uses == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    assert (pypi["environment"], pypi["needs"], notes["needs"]) == ("pypi", ["package", "chart"], ["chart", "pypi"])
+    built, run = (str(by_name[name]["steps"]) for name in ("package", "notes"))
+    assert "make package" in built
+    assert "--notes-file notes" in run
+    assert 'release.notes "$GITHUB_REF_NAME"' in str(by_name["images"]["steps"]), "found out before anything is pushed"
 
 
 def test_no_step_leaves_a_credential_in_the_checkout(file: Path) -> None:

@@ -31,6 +31,7 @@ _TIMEOUT = urllib3.Timeout(connect=10, read=60)
 _RETRIES = urllib3.Retry(total=2, connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.2)
 _MERGE_PATCH = "application/merge-patch+json"
 _CONNECTIONS = 128
+_MAX_REFUSAL = 1000
 
 
 class ApiError(CommandError):
@@ -83,6 +84,11 @@ class Api:
         """Delete an object."""
         _decoded(self._ask("DELETE", path, None, body=body, what=what), what)
 
+    def through(self, path: str, headers: Mapping[str, str], *, most: int, what: str) -> bytes:
+        """Return what a pod answers through the API server's proxy: `most` bytes, or it is refused."""
+        response = self._send("GET", path, None, what=what, further=headers, through=True)
+        return self._read(response, most, what)
+
     def items(self, path: str, query: Query | None = None, *, most: int | None = None, what: str) -> list[Raw]:
         """Return the objects of a collection, page by page; at most so many, the first of them."""
         found, more, size = [], "", 0
@@ -130,14 +136,17 @@ class Api:
         self, method: str, path: str, query: Query | None, *, what: str, body: Raw | None = None, content: str = ""
     ) -> bytes:
         response = self._send(method, path, query, what=what, body=body, content=content)
+        return self._read(response, self._bounds.answer, what)
+
+    def _read(self, response: urllib3.BaseHTTPResponse, most: int, what: str) -> bytes:
         try:
-            payload = response.read(self._bounds.answer + 1, decode_content=True)
+            payload = response.read(most + 1, decode_content=True)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise NoAnswer(f"{what}: the connection to {self.server} broke ({_root(error)})") from error
         finally:
             response.release_conn()
-        if len(payload) > self._bounds.answer:
-            raise CommandError(f"{what}: the answer is larger than {self._bounds.answer} bytes")
+        if len(payload) > most:
+            raise CommandError(f"{what}: the answer is larger than {most} bytes")
         return payload
 
     def _send(
@@ -150,7 +159,10 @@ class Api:
         body: Raw | None = None,
         content: str = "",
         timeout: urllib3.Timeout = _TIMEOUT,
+        further: Mapping[str, str] | None = None,
+        through: bool = False,
     ) -> urllib3.BaseHTTPResponse:
+        """further: headers. through: a pod answers, whose refusals say nothing about the credentials."""
         url = f"{self.server}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         payload = None if body is None else orjson.dumps(body)
         pool, headers = self._pool_and_headers(content or "application/json")
@@ -159,19 +171,22 @@ class Api:
                 method,
                 url,
                 body=payload,
-                headers=headers,
+                headers=headers | dict(further or {}),
                 preload_content=False,
                 retries=_RETRIES,
                 timeout=timeout,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise NoAnswer(f"{what}: the cluster does not answer ({_root(error)})") from error
-        self.date = response.headers.get("Date", self.date)
-        if response.status == 401:
+        if not through:
+            self.date = response.headers.get("Date", self.date)
+        if response.status == 401 and not through:
             self._access.credentials.refused()
         if response.status >= 400:
             refusal = response.read(2**16, decode_content=True)
             response.close()
+            if through:
+                raise CommandError(f"{what}: {_sentence_of_pod(response.status, refusal)}")
             raise ApiError(f"{what}: {_sentence(response.status, response.reason, refusal)}", response.status)
         return response
 
@@ -225,6 +240,15 @@ def _sentence(status: int, reason: str | None, refusal: bytes) -> str:
         # A path that the API server does not know is answered in plain text, a missing object in JSON.
         return "the cluster does not know DistTrainingJobs; install the chart first"
     return f"{status} {reason or refusal[:200].decode(errors='replace')}"
+
+
+def _sentence_of_pod(status: int, refusal: bytes) -> str:
+    """Return what a pod, or the API server in its place, says instead of an answer."""
+    try:
+        answer = orjson.loads(refusal)
+        return str(answer.get("message") or answer["error"])[:_MAX_REFUSAL]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{status} {refusal[:200].decode(errors='replace').strip()}"
 
 
 def _root(error: BaseException) -> str:

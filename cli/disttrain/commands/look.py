@@ -100,6 +100,23 @@ def logs(
     return show_logs(client, name, ranks=rank, attempt=attempt, tail=tail, follow=follow)
 
 
+def stacks(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    rank: Annotated[
+        str | None,
+        typer.Option("--rank", metavar="RANKS", help="all threads of 0, 0,3 or 4-7 (default: a line for each)"),
+    ] = None,
+    output: Output = Format.TABLE,
+) -> int:
+    """Show where the ranks of a running job are at the moment: the calls of each, the innermost first."""
+    from disttrain.client import Client
+    from disttrain.stacks.show import show_stacks
+
+    return show_stacks(Client(namespace=namespace, context=context), name, ranks=rank, output=output)
+
+
 def doctor(namespace: Namespace = None, context: Context = None) -> int:
     """Check that a cluster has what jobs need: version, definition, stored jobs, rights, operator, nodes, images."""
     from disttrain.client import Client

@@ -16,6 +16,7 @@ from disttrain.dashboard.past import Past, seen
 from disttrain.errors import CommandError
 from disttrain.logs.follow import lines_now
 from disttrain.logs.pick import Pick
+from disttrain.stacks.of_cluster import stacks_of
 from disttrain.views.why import why
 from disttrain_api.history import HistoryEntry
 from disttrain_dashboard.app import MAX_LINE
@@ -146,6 +147,18 @@ class ClusterJobs:
             lines = min(tail * ranks_per_pod(job.raw.get("spec")), _MOST_LINES)
             found = lines_now(self._client, job, Pick(ranks=frozenset({rank})), tail=lines)
             return list(deque((line.content[:MAX_LINE] for line in found), maxlen=tail))
+
+    def stacks(self, key: str, rank: int) -> str:
+        """Return where a rank of the current attempt is. It takes more rights than all else here: `stacks_of`."""
+        with self._asking():
+            job = self._get(key)
+            if isinstance(job, HistoryEntry):
+                raise SourceError(f"{job.namespace}/{job.name} was deleted, and its pods with it", 404)
+            pods = self._client.pods(job, most=MAX_RANKS)
+            taken = stacks_of(self._client.api, job, pods, frozenset({rank}))
+            if rank not in taken.found:
+                raise CommandError(" ".join(taken.missing) or f"rank {rank} gives no stacks now")
+            return taken.found[rank]
 
     @contextmanager
     def _asking(self) -> Iterator[float]:

@@ -18,13 +18,14 @@ from disttrain.errors import CommandError
 from disttrain.local.folder import METRICS_FILE, STATUS_FILE, RawJob, RunFolder
 from disttrain.local.progress import LiveProgress
 from disttrain.logs.pick import Pick, PodLog, line_of
+from disttrain.stacks.of_run import stacks_of_run
 from disttrain.views.why import why
 from disttrain_agent.environment import report_dir
 from disttrain_agent.reports import report_path
 from disttrain_api.names import Role
 from disttrain_api.report import RankReport
 from disttrain_api.status import ConditionType
-from disttrain_dashboard.source import INTERRUPTED, Job, Listing, Rank, Seen, UnknownJobError
+from disttrain_dashboard.source import INTERRUPTED, Job, Listing, Rank, Seen, SourceError, UnknownJobError
 from disttrain_dashboard.views.ranks import MAX_RANKS, ranks_per_pod
 from disttrain_operator.plan.identity import pod_name
 
@@ -98,6 +99,16 @@ class LocalRuns:
             raise UnknownJobError
         found = (line_of(pod, line, Pick(ranks=frozenset({rank}))) for line in _last_lines(folder.log(name)))
         return [line.content for line in found if line is not None][-tail:]
+
+    def stacks(self, key: str, rank: int) -> str:
+        """Return where a rank is that runs."""
+        folder, raw = self._folder(key), self._raw(key)
+        if RemoteJob(raw).finished:
+            raise SourceError("the run has ended", 404)
+        try:
+            return stacks_of_run(folder, rank, ranks_per_pod(raw.get("spec")))
+        except CommandError as error:
+            raise SourceError(str(error), 404) from error
 
     def _stamps(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
         with suppress(OSError), os.scandir(self._runs) as entries:

@@ -4,7 +4,7 @@ disttrain-runs/
   claims/<claimName>/      storage of all jobs that name the claim
   <job>-<uid5>/
     status.yaml            the job, as `kubectl get -o yaml` would show it
-    config/                what the job's Secret holds
+    config/                what the job's Secret holds, and the ports of its agents
     storage/               checkpoints, where the job has storage of its own
     logs/<pod>.log
     metrics/               metrics.jsonl, plots, event files, traces
@@ -13,11 +13,12 @@ disttrain-runs/
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from disttrain_operator.plan.identity import child_name
 DEFAULT_RUNS = "disttrain-runs"
 STATUS_FILE = "status.yaml"
 METRICS_FILE = "metrics.jsonl"
+AGENTS_FILE = "agents.json"
+"""Ports of the workers' agents in the last attempt, by the worker's number."""
 _OF_NAMES = "bcdfghjklmnpqrstvwxz2456789"
 """What the API server makes names of: no letter that makes a word or looks like a digit."""
 
@@ -99,9 +102,14 @@ class RunFolder:
             raise CommandError(f"{file} is damaged: {str(error).splitlines()[0]}", USAGE) from error
         return dict(job)
 
-    def write_support(self, secret: Mapping[str, str], storage: Storage | None) -> None:
-        """Write what a cluster keeps in the job's Secret and claim. Raises OSError."""
+    def write_support(self, secret: Mapping[str, str], storage: Storage | None, agents: Sequence[int] = ()) -> None:
+        """Write what a cluster keeps in the job's Secret and claim. Raises OSError.
+
+        agents: ports of the workers' agents in this attempt.
+        """
         self.config.mkdir(exist_ok=True)
+        if agents:
+            (self.config / AGENTS_FILE).write_text(json.dumps(agents))
         if CONFIG_FILE in secret:
             _write_if_other(self.config / CONFIG_FILE, secret[CONFIG_FILE])
         if TOKEN_FILE in secret:

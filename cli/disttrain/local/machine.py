@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from disttrain.errors import CommandError
+from disttrain.extras import require
 from disttrain.local.demand import COMMAND, EXECUTED, FORKED, Demand, Machine, Misfit, demand_of, find_misfit
 from disttrain.output import ask, print_stderr
 from disttrain_api.spec import JobSpec
@@ -20,6 +21,8 @@ def require_room(spec: JobSpec, modules: Sequence[str], *, yes: bool = False) ->
     What may not fit is asked on a terminal, and said elsewhere. modules: what ranks share where they are forked.
     Raises CommandError.
     """
+    if spec.training is not None:
+        require("the job cannot train here")
     costs = COMMAND if not modules else FORKED if sys.platform.startswith("linux") else EXECUTED
     demand = demand_of(spec, costs)
     misfit = find_misfit(demand, this_machine())

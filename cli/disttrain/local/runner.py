@@ -185,7 +185,8 @@ class LocalRun:
         self._sites[attempt] = site = self._site(spec)
         self._pods.forget_gone_before(attempt - 1)
         try:
-            self.folder.write_support(secret(job, site)["stringData"], spec.storage)
+            agents = site.loopback.agent_ports if site.loopback is not None else ()
+            self.folder.write_support(secret(job, site)["stringData"], spec.storage, agents)
         except OSError as error:
             raise CommandError(f"cannot write to {error.filename}: {error.strerror}") from error
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from disttrain.errors import CommandError
+from disttrain.extras import lacking
 from disttrain.planning.rank import RankMemory
 from disttrain.planning.trainer import Request, answers
 from disttrain_api.memory import builtin_size, least_memory
@@ -19,6 +20,8 @@ def rank_memory(manifest: DistTrainingJob, rank: int) -> RankMemory:
     """Return what a rank of the job needs. Raises CommandError where the trainer refuses the job."""
     if manifest.spec.training is None:
         return RankMemory(rank, unknown="the job has a command of its own")
+    if (missing := lacking()) is not None:
+        return RankMemory(rank, unknown=missing, least=_counted(manifest))
     (answer,) = answers([Request(manifest, rank)])
     return read_answer(manifest, rank, answer)
 

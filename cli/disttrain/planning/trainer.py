@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from disttrain.errors import CommandError
+from disttrain.extras import require
 from disttrain.planning.objects import Planned
 from disttrain_api.spec import DistTrainingJob
 from disttrain_operator.plan.desired import job_config
@@ -74,6 +75,7 @@ class _Running:
 @contextmanager
 def _started(module: str, *arguments: str) -> Iterator[_Running]:
     """A module of the trainer, which sees no GPU; it is gone when the context is left."""
+    require("the trainer cannot be asked")
     # As `disttrain run` does: entry points may lie in the current folder.
     command = [sys.executable, "-P", "-m", module, *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -5,6 +5,7 @@ import { h, say, set } from "./dom.js";
 import { progressBar, showPhase } from "./list.js";
 import { log } from "./log.js";
 import { ranks } from "./ranks.js";
+import { stacks } from "./stacks.js";
 import { age, clock, count, duration, figure, left, time } from "./words.js";
 
 export function jobView(key, state) {
@@ -25,12 +26,13 @@ export function jobView(key, state) {
   const happened = h("section", { "aria-label": "Events" }, h("h2", {}, "Events"),
     h("table.events", {}, h("thead", {}, h("tr", {}, ...["Last seen", "Reason", "Object", "Message"].map((title) => h("th", { scope: "col" }, title)))), events));
   const lines = log(key);
-  const mesh = ranks((rank) => lines.choose(rank));
+  const calls = stacks(key);
+  const mesh = ranks((rank) => lines.choose(rank), (rank) => calls.choose(rank));
   const charts = [];
   const element = h("div.job", {},
     h("nav", { "aria-label": "Places" }, h("a", { href: "#/" }, "All jobs")),
     h("div.bar", {}, name, phase), why, todo, bar.element, numbers, curves,
-    h("div.halves", {}, time_, tries), mesh.element, happened, lines.element,
+    h("div.halves", {}, time_, tries), mesh.element, happened, lines.element, calls.element,
     h("section", { "aria-label": "Details" }, h("h2", {}, "Details"), facts));
   element.hidden = true;
   let data = null;
@@ -132,6 +134,7 @@ export function jobView(key, state) {
       const job = data.job;
       say(name, job.name || key);
       lines.element.hidden = job.deleted;
+      calls.element.hidden = job.deleted || Boolean(job.finished);
       document.title = `${job.name} – disttrain`;
       showPhase(phase, job.phase);
       say(why, data.why);
@@ -153,6 +156,7 @@ export function jobView(key, state) {
     },
     close() {
       lines.close();
+      calls.close();
       charts.forEach((each) => each.close());
       state("");
     },

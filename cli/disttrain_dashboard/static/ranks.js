@@ -6,13 +6,15 @@ import { count } from "./words.js";
 const STATES = { r: "running", w: "waiting", d: "done", f: "failed", s: "stopped", "-": "no pod" };
 const NUMBERED = 128;
 
-// choose(rank): the reader wants its log.
-export function ranks(choose) {
+// showLog(rank), showStacks(rank): what the reader wants of it.
+export function ranks(showLog, showStacks) {
   const cells = h("div.cells", { role: "group", "aria-label": "Ranks; arrow keys move, Enter chooses" });
   const counts = h("ul.states");
   const about = h("p.about", { role: "status" });
-  const log = h("button", { type: "button", hidden: "", onclick: () => choose(chosen) }, "Show its log");
-  const element = h("section", { "aria-label": "Ranks" }, h("h2", {}, "Ranks"), counts, cells, h("div.bar", {}, about, log));
+  const log = h("button", { type: "button", onclick: () => showLog(chosen) }, "Show its log");
+  const stacks = h("button", { type: "button", onclick: () => showStacks(chosen) }, "Show its stacks");
+  const more = h("span.bar", { hidden: "" }, log, stacks);
+  const element = h("section", { "aria-label": "Ranks" }, h("h2", {}, "Ranks"), counts, cells, h("div.bar", {}, about, more));
   let data = null;
   let buttons = [];
   let shape = "";
@@ -62,7 +64,7 @@ export function ranks(choose) {
     chosen = rank;
     set(buttons[rank], "aria-pressed", "true");
     if (rank !== current) focus(rank);
-    log.hidden = false;
+    more.hidden = false;
     describe();
   }
 
@@ -112,7 +114,7 @@ export function ranks(choose) {
       if (shape !== `${data.degrees}`) {
         shape = `${data.degrees}`;
         chosen = null;
-        log.hidden = true;
+        more.hidden = true;
         build();
       }
       buttons.forEach((button, rank) => {

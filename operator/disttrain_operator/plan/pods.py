@@ -2,7 +2,7 @@
 
 import copy
 
-from disttrain_api.names import CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
+from disttrain_api.names import CONFIG_VOLUME, CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_api.role import PodTemplate
 from disttrain_api.run_policy import PodSecurity
@@ -165,7 +165,7 @@ def _fill_pod(pod_spec: Manifest, job: PlannedJob, spec: JobSpec, site: Site) ->
         _restrict(pod_spec, defaults.user_id)
     config = secret_name(job.name, job.uid, site.token)
     volumes: list[Manifest] = [
-        {"name": "disttrain-config", "secret": {"secretName": config, "defaultMode": 0o444}},
+        {"name": CONFIG_VOLUME, "secret": {"secretName": config, "defaultMode": 0o444}},
         {"name": "disttrain-scratch", "emptyDir": {}},
         {"name": "disttrain-shm", "emptyDir": _shm(defaults.shm_size_limit)},
     ]
@@ -243,15 +243,13 @@ def _fill_trainer(trainer: Manifest, spec: JobSpec, role: Role, site: Site) -> N
     given = {place(mount.get("mountPath")) for mount in mounts}
     for name, path in _mounts(spec, site):
         if place(path) not in given:
-            mounts.append(
-                {"name": name, "mountPath": path} | ({"readOnly": True} if name == "disttrain-config" else {})
-            )
+            mounts.append({"name": name, "mountPath": path} | ({"readOnly": True} if name == CONFIG_VOLUME else {}))
     trainer["volumeMounts"] = mounts
 
 
 def _mounts(spec: JobSpec, site: Site) -> list[tuple[str, str]]:
     mounts = [
-        ("disttrain-config", site.config_dir),
+        (CONFIG_VOLUME, site.config_dir),
         ("disttrain-scratch", site.scratch_dir),
         ("disttrain-shm", "/dev/shm"),
     ]

@@ -16,10 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
+from disttrain.local.folder import RunFolder
+from disttrain.stacks.of_run import stacks_of_run
 from disttrain_agent.connection_limits import ConnectionLimiter
 from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_api.agent_token import agent_token
-from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_HEADER, Env
+from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_FILE, TOKEN_HEADER, Env
 from disttrain_api.report import STOPPED, AgentStatus, decode_agent_status
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from tests.waiting import GENEROUS
@@ -177,6 +179,9 @@ def test_stacks_name_the_function_that_a_rank_is_in_and_a_rank_that_is_stopped_s
     code, answer = ask(asked, "/v1/stacks")
     assert code == 200
     assert "where_it_waits" in answer["stacks"]["1"]
+    run = RunFolder(asked.folder)
+    run.write_support({TOKEN_FILE: JOB_TOKEN}, None, [int(asked.changes[Env.AGENT_PORT])])
+    assert "where_it_waits" in stacks_of_run(run, 1, ranks_per_pod=2)
     pid = status_of(asked).ranks[0].pid or 0
     os.kill(pid, signal.SIGSTOP)
     assert ask(asked, "/v1/stacks")[1]["stacks"]["1"] == STOPPED

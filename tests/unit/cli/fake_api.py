@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from disttrain_api.names import CONTAINER
+from disttrain_api.names import CONTAINER, TOKEN_HEADER
 from tests.builders import merge
 
 Raw = dict[str, Any]
@@ -35,6 +35,8 @@ class FakeApi:
         self.asked: list[str] = []
         self.credentials: list[str | None] = []
         """The header Authorization of each read."""
+        self.agent_tokens: list[str] = []
+        """What was sent through to pods as the token of their agents."""
         self.validated: list[str] = []
         """The query of each write that made or changed something."""
         self.changed = threading.Condition()
@@ -103,6 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.api.changed:
             self.api.asked.append(f"GET {self.path}")
             self.api.credentials.append(self.headers.get("Authorization"))
+            self.api.agent_tokens += self.headers.get_all(TOKEN_HEADER, [])
             self.api.changed.notify_all()
         if url.path in self.api.answers:
             self._answer(*self.api.answers[url.path])

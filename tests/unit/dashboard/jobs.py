@@ -44,6 +44,7 @@ class Jobs:
         self.known = {job.key: job for job in jobs}
         self.lines = [f"line {number}" for number in range(1000)]
         self.ranks = {0: Rank("digits-worker-0", "node-a", "running", 30), 1: Rank("digits-worker-1", "", "waiting")}
+        self.calls = 'Current thread 0x1\n  File "step.py", line 9 in step'
         self.panels: Sequence[dict[str, Any]] = ()
         self.asked: list[tuple[Any, ...]] = []
         self.seconds = seconds
@@ -61,6 +62,11 @@ class Jobs:
         self._count("log", key, rank, tail)
         self._find(key)
         return self.lines
+
+    def stacks(self, key: str, rank: int) -> str:
+        self._count("stacks", key, rank)
+        self._find(key)
+        return self.calls
 
     def _find(self, key: str) -> Job:
         if key not in self.known:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from disttrain_dashboard.app import MAX_LINE, MAX_TAIL, application
+from disttrain_dashboard.app import MAX_LINE, MAX_STACKS, MAX_TAIL, application
 from tests.unit.dashboard.jobs import EVIL, Jobs, a_dashboard_job
 
 TOKEN = "the-token"
 RIGHT = {"Authorization": f"Bearer {TOKEN}"}
-DATA = ("/api/jobs", "/api/job?key=default/digits", "/api/log?key=default/digits")
+DATA = ("/api/jobs", "/api/job?key=default/digits", "/api/log?key=default/digits", "/api/stacks?key=default/digits")
 
 
 @pytest.fixture
@@ -131,6 +131,15 @@ class TestAnswers:
         assert len(found["lines"]) == MAX_TAIL
         assert max(map(len, found["lines"])) <= MAX_LINE
         assert jobs.asked[-1] == ("log", "default/digits", 1, MAX_TAIL)
+
+    async def test_stacks_are_lines_of_a_bounded_text(self, client, jobs) -> None:
+        found = await (await client.get("/api/stacks?key=default/digits&rank=1", headers=RIGHT)).json()
+        assert found == {"lines": ["Current thread 0x1", '  File "step.py", line 9 in step']}
+        assert jobs.asked[-1] == ("stacks", "default/digits", 1)
+        jobs.calls = ("x" * (2 * MAX_LINE) + "\n") * 1000
+        found = await (await client.get("/api/stacks?key=default/digits&rank=1", headers=RIGHT)).json()
+        assert sum(map(len, found["lines"])) <= MAX_STACKS
+        assert max(map(len, found["lines"])) <= MAX_LINE
 
     async def test_a_log_is_its_last_lines(self, client) -> None:
         found = await (await client.get("/api/log?key=default/digits&tail=2", headers=RIGHT)).json()

@@ -10,6 +10,7 @@ from disttrain.cluster.connect import find_access
 from disttrain.cluster.remote import RemoteJob
 from disttrain.dashboard.cluster import FRESH_SECONDS, LONGEST_SECONDS, SHARE, ClusterJobs, Figures
 from disttrain.errors import CommandError
+from disttrain_api.names import AGENT_PORT, CONFIG_VOLUME, CONTAINER, Env
 from disttrain_dashboard.app import MAX_LINE
 from disttrain_dashboard.source import SourceError, UnknownJobError
 from disttrain_dashboard.views import listing
@@ -196,3 +197,25 @@ def test_answers_that_take_long_are_asked_for_seldom(api: FakeApi, ask: Callable
     assert jobs.seconds == 3.0 * SHARE
     ask(jobs)
     assert jobs.seconds == LONGEST_SECONDS
+
+
+def test_stacks_take_more_rights_than_the_page(api: FakeApi) -> None:
+    put(api)
+    pod = running(a_raw_pod(a_job(), index=0))
+    env = [{"name": Env.AGENT_PORT, "value": str(AGENT_PORT)}]
+    volumes = [{"name": CONFIG_VOLUME, "secret": {"secretName": "s"}}]
+    api.put_pod(pod | {"spec": {"containers": [{"name": CONTAINER, "env": env}], "volumes": volumes}})
+    secret = "/api/v1/namespaces/default/secrets/s"
+    api.answers[secret] = (403, {"message": "ann cannot get secrets"})
+    jobs = ClusterJobs(Client(), OWN)
+    with pytest.raises(SourceError, match="ann cannot get secrets") as refused:
+        jobs.stacks("default/digits", 0)
+    assert refused.value.status == 403
+    api.answers[secret] = (200, {"data": {"token": "dA=="}})
+    place = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}%3A{AGENT_PORT}/proxy/v1/stacks"
+    api.answers[place] = (401, {"error": "no token"})
+    with pytest.raises(SourceError, match="no token") as refused:
+        jobs.stacks("default/digits", 0)
+    assert refused.value.status == 503, "a page would ask its reader for another token"
+    api.answers[place] = (200, {"stacks": {"0": "in step"}})
+    assert jobs.stacks("default/digits", 0) == "in step"

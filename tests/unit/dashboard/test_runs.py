@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from disttrain.local.folder import METRICS_FILE, STATUS_FILE, RunFolder, new_run
 from disttrain_agent.environment import report_dir
 from disttrain_agent.reports import report_path
 from disttrain_api import manifest
-from disttrain_api.names import Role
+from disttrain_api.names import TOKEN_FILE, Role
 from disttrain_api.report import RankReport
-from disttrain_dashboard.source import UnknownJobError
+from disttrain_dashboard.source import SourceError, UnknownJobError
 from disttrain_operator.plan.identity import pod_name
 from tests.builders import a_manifest
 from tests.unit.cli.fake_api import a_condition
@@ -216,6 +217,18 @@ class TestLog:
         folder.write_job(raw)
         with pytest.raises(UnknownJobError):
             runs.log(folder.path.name, 0, 5)
+
+    def test_stacks_are_asked_of_the_agents_of_a_run_that_goes_on(self, run: Run, runs: LocalRuns) -> None:
+        folder, over = run(phase="Running"), run("over", phase="Succeeded")
+        for place, sentence in ((over, "the run has ended"), (folder, "worker 0 has no agent")):
+            with pytest.raises(SourceError, match=sentence):
+                runs.stacks(place.path.name, 0)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        folder.write_support({TOKEN_FILE: "t"}, None, [port])
+        for rank, sentence in ((0, "the agent of worker 0 does not answer"), (5, "worker 5 has no agent")):
+            with pytest.raises(SourceError, match=sentence):
+                runs.stacks(folder.path.name, rank)
 
     def test_no_log_is_no_lines(self, run: Run, runs: LocalRuns) -> None:
         assert runs.log(run().path.name, 7, 5) == []

@@ -1,0 +1,106 @@
+"""Stacks of a job's ranks on a cluster: its agents are asked through the API server's proxy.
+
+What they are asked with is in the job's Secret. So this takes `get` on Secrets and on `pods/proxy`, which the role
+`edit` has and the role `view` does not.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from disttrain.cluster.api import Api
+from disttrain.cluster.paths import path_of
+from disttrain.cluster.remote import RemoteJob
+from disttrain.errors import CommandError
+from disttrain.logs.pick import Pick, PodLog, picked
+from disttrain_api.agent_token import agent_token
+from disttrain_api.names import (
+    AGENT_PORT,
+    CONFIG_VOLUME,
+    CONTAINER,
+    HOST_AGENT_PORTS,
+    TOKEN_FILE,
+    TOKEN_HEADER,
+    Env,
+    Role,
+)
+from disttrain_api.report import MAX_STACKS_ANSWER_BYTES, decode_stacks
+
+Raw = Mapping[str, Any]
+
+PATH = "v1/stacks"
+_AT_A_TIME = 8
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What was learned."""
+
+    found: Mapping[int, str] = field(default_factory=dict)
+    """Text of each rank that has one: all threads, the one that answered first or marked as current."""
+    missing: tuple[str, ...] = ()
+    """A sentence for each pod that did not give any."""
+
+
+@dataclass(frozen=True)
+class _Agent:
+    pod: PodLog
+    port: int
+    secret: str
+
+
+def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[int] | None = None) -> Stacks:
+    """Return the stacks of these ranks of the attempt that runs (None: of all).
+
+    Raises CommandError where no pod can be asked.
+    """
+    by_name = {str(pod["metadata"]["name"]): pod for pod in pods}
+    meant = picked(by_name.values(), job.raw.get("spec"), Pick(ranks, job.status.attempt))
+    running = [pod for pod in meant if pod.role is Role.WORKER and pod.started and not pod.ended]
+    if not running:
+        raise CommandError(f"no worker of {job.name}{' with these ranks' if ranks else ''} runs now")
+    agents = [agent for pod in running if (agent := _agent_of(pod, by_name[pod.name])) is not None]
+    if not agents:
+        raise CommandError(f"the pods of {job.name} have no agent: a command of its own runs there without one")
+    tokens = {name: _token(api, job.namespace, name) for name in {agent.secret for agent in agents}}
+
+    def ask(agent: _Agent) -> dict[int, str] | str:
+        path = path_of("/api/v1", "pods", job.namespace, f"{agent.pod.name}:{agent.port}", "proxy")
+        headers = {TOKEN_HEADER: tokens[agent.secret]}
+        try:
+            answer = api.through(f"{path}/{PATH}", headers, most=MAX_STACKS_ANSWER_BYTES, what=f"pod {agent.pod.name}")
+        except CommandError as error:
+            return str(error)
+        return decode_stacks(answer, agent.pod.ranks) or f"pod {agent.pod.name}: its ranks give no stacks now"
+
+    with ThreadPoolExecutor(_AT_A_TIME) as threads:
+        answers = list(threads.map(ask, agents))
+    texts = {rank: text for answer in answers if isinstance(answer, dict) for rank, text in answer.items()}
+    found = {rank: text for rank, text in sorted(texts.items()) if ranks is None or rank in ranks}
+    return Stacks(found, tuple(answer for answer in answers if isinstance(answer, str)))
+
+
+def _agent_of(pod: PodLog, raw: Raw) -> _Agent | None:
+    """Return the agent of a pod; None where it has none. Whatever a pod says leads to a port of its own alone."""
+    spec = raw.get("spec") or {}
+    trainer: Raw = next((one for one in spec.get("containers") or [] if one.get("name") == CONTAINER), {})
+    texts = [entry.get("value") for entry in trainer.get("env") or [] if entry.get("name") == Env.AGENT_PORT]
+    port = int(texts[0]) if texts and str(texts[0]).isascii() and str(texts[0]).isdigit() and len(texts[0]) <= 5 else 0
+    volume: Raw = next((one for one in reversed(spec.get("volumes") or []) if one.get("name") == CONFIG_VOLUME), {})
+    secret = (volume.get("secret") or {}).get("secretName")
+    if not secret or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
+        return None
+    return _Agent(pod, port, str(secret))
+
+
+def _token(api: Api, namespace: str, secret: str) -> str:
+    """Return what the agents of the Secret's job are asked with."""
+    what = f"cannot read the Secret {secret}, which has the token of the job's agents"
+    held = (api.get(path_of("/api/v1", "secrets", namespace, secret), what=what).get("data") or {}).get(TOKEN_FILE)
+    try:
+        return agent_token(base64.b64decode(str(held), validate=True).decode())
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise CommandError(f"{what}: its `{TOKEN_FILE}` is no token") from error

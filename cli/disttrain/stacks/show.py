@@ -1,0 +1,39 @@
+"""`disttrain stacks`: where each rank is, in a line, or the whole stacks of some."""
+
+from collections.abc import Mapping
+
+from disttrain.client import Client
+from disttrain.commands.options import Format
+from disttrain.errors import CommandError
+from disttrain.jobs import formatted, hint
+from disttrain.logs.pick import parse_ranks
+from disttrain.output import print_stderr, show
+from disttrain.terminal import plain, plain_lines
+from disttrain_operator.decide.stacks import MAX_READ, blame_of, main_stack
+
+
+def show_stacks(client: Client, name: str, *, ranks: str | None, output: Format) -> int:
+    """Show where the ranks are: without `ranks` the calls of each one's main thread, with them all of their threads."""
+    found = client.stacks(name, ranks=parse_ranks(ranks))
+    for sentence in found.missing:
+        print_stderr(f"disttrain: {plain_lines(sentence)}")
+    texts = found.found
+    if not texts:
+        raise CommandError(f"no rank of {name} gave its stacks")
+    if output in (Format.JSON, Format.YAML):
+        show(formatted({"stacks": {str(rank): text for rank, text in texts.items()}}, output))
+    elif ranks is None:
+        _show_lines(texts)
+    else:
+        show("\n\n".join(f"--- rank {rank} ---\n{plain_lines(text, most=MAX_READ)}" for rank, text in texts.items()))
+    hint(f"disttrain stacks {name} --rank {min(texts)}", f"disttrain why {name}")
+    return 0
+
+
+def _show_lines(stacks: Mapping[int, str]) -> None:
+    width = len(str(max(stacks)))
+    for rank, text in stacks.items():
+        show(f"[rank {rank:>{width}}] {plain(main_stack(text))}")
+    blame = blame_of(stacks)
+    if blame is not None and len(stacks) > 1:
+        show(f"rank {blame.rank} {plain(blame.why)}")
