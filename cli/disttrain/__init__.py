@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from disttrain.client import Client
     from disttrain.cluster.remote import RemoteJob
     from disttrain.errors import CommandError
+    from disttrain.function import train
     from disttrain.local_client import LocalClient
     from disttrain_session import report, session
 
@@ -20,9 +21,10 @@ _MODULES = {
     "RemoteJob": "disttrain.cluster.remote",
     "report": "disttrain_session",
     "session": "disttrain_session",
+    "train": "disttrain.function",
 }
 
-__all__ = ["AsyncClient", "Client", "CommandError", "LocalClient", "RemoteJob", "report", "session"]
+__all__ = ["AsyncClient", "Client", "CommandError", "LocalClient", "RemoteJob", "report", "session", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,11 +21,13 @@ from disttrain_api.spec import DistTrainingJob
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
+    from disttrain.logs.figures import Row
     from disttrain.stacks.of_cluster import Stacks
 
 Item = TypeVar("Item")
 _Jobs: TypeAlias = list[RemoteJob]
 _Entries: TypeAlias = list[HistoryEntry]
+_Rows: TypeAlias = "list[Row]"
 
 
 class AsyncClient:
@@ -77,6 +79,10 @@ class AsyncClient:
         """Yield the job now and after every change, until it has finished."""
         async for job in _threaded(self._client.follow(name, namespace=namespace)):
             yield job
+
+    async def metrics(self, name: str, *, namespace: str | None = None) -> "_Rows":
+        """Return the figures of the job's steps, as `Client.metrics` does."""
+        return await asyncio.to_thread(self._client.metrics, name, namespace=namespace)
 
     async def stacks(self, name: str, *, namespace: str | None = None, ranks: set[int] | None = None) -> "Stacks":
         """Return where the job's ranks are at the moment, as `Client.stacks` does."""

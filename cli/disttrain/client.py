@@ -29,6 +29,7 @@ from disttrain_api.spec import DistTrainingJob
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
+    from disttrain.logs.figures import Row
     from disttrain.stacks.of_cluster import Stacks
 
 __all__ = ["Client", "RemoteJob", "body_of"]
@@ -39,6 +40,7 @@ _RETRY_SECONDS = 2.0
 _Jobs: TypeAlias = list[RemoteJob]
 _Objects: TypeAlias = list[Raw]
 _Entries: TypeAlias = list[HistoryEntry]
+_Rows: TypeAlias = "list[Row]"
 _HISTORIES = 32
 """ConfigMaps of one answer: of 1 MiB each they stay within its bound."""
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -182,6 +184,21 @@ class Client:
         job = self.get(name, namespace=namespace)
         lines = follow_lines(self, job, pick, tail=tail) if follow else lines_now(self, job, pick, tail=tail)
         return (line.text for line in lines)
+
+    def metrics(self, name: str, *, namespace: str | None = None) -> "_Rows":
+        """Return the figures of the current attempt's logged steps and evaluations, by the names of metrics.jsonl.
+
+        They are read from the log of rank 0, with its digits, as long as its pod is there. `pandas.DataFrame` takes
+        them as they are. Raises CommandError for a program of one's own: its last figures are in `status.progress`.
+        """
+        from disttrain.logs.figures import rows_of
+        from disttrain.logs.follow import lines_now
+        from disttrain.logs.pick import Pick
+
+        job = self.get(name, namespace=namespace)
+        if not (job.raw.get("spec") or {}).get("training"):
+            raise CommandError(f"{name} has a command of its own: its last figures are in `status.progress`")
+        return rows_of(line.content for line in lines_now(self, job, Pick(ranks=frozenset({0})), tail=None))
 
     def stacks(self, name: str, *, namespace: str | None = None, ranks: "set[int] | None" = None) -> "Stacks":
         """Return where the job's ranks are at the moment: the stacks of all of their threads.

@@ -7,6 +7,7 @@
 'Succeeded'
 """
 
+import json
 import os
 import re
 import signal
@@ -20,7 +21,8 @@ from disttrain.client import body_of
 from disttrain.cluster.api import Raw
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
-from disttrain.local.folder import DEFAULT_RUNS, RunFolder, new_run
+from disttrain.local.folder import DEFAULT_RUNS, METRICS_FILE, RunFolder, new_run
+from disttrain.logs.figures import Row
 from disttrain.logs.pick import BEFORE
 from disttrain.terminal import last_lines, plain_log
 from disttrain_agent.checkpoint_request import request_checkpoint
@@ -105,6 +107,15 @@ class LocalClient:
             lines = [plain_log(line) for line in file.read_bytes().splitlines()]
             lines = [line for line in lines if ranks is None or _rank(line) in ranks]
             yield from lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
+
+    def metrics(self, name: str) -> list[Row]:
+        """Return the lines of the job's metrics.jsonl, of all attempts. `pandas.DataFrame` takes them as they are."""
+        try:
+            text = (RunFolder(self._folder(name)).metrics / METRICS_FILE).read_text()
+        except FileNotFoundError:
+            return []
+        # The last line may still be written.
+        return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
     def suspend(self, name: str) -> RemoteJob:
         """Ask the job's ranks to write a checkpoint and stop; return the job once they have."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+import disttrain
 from tests.waiting import until
 
-from .conftest import DISTTRAIN, Run, Workplace, command, own, script
+from .conftest import DISTTRAIN, GENEROUS, Run, Workplace, command, own, script
 
 TORCHRUN_SCRIPT = """
 import os
@@ -39,6 +40,32 @@ def test_an_unmodified_torchrun_script_runs_without_arguments(workplace: Workpla
     mean = 2 * sum(range(1, size + 1)) / size
     for rank in range(size):
         assert f"rank {rank} of {size}, local {rank % 2}: {mean:.3f}" in logs
+
+
+@disttrain.train(workers=2, processes=2)
+def summed(rate: float) -> None:
+    """Report the sum of what the ranks have."""
+    import torch
+    import torch.distributed as dist
+
+    import disttrain
+
+    dist.init_process_group("gloo")
+    value = torch.tensor(rate * (dist.get_rank() + 1))
+    dist.all_reduce(value)
+    disttrain.report(step=1, total=1, loss=value.item())
+    dist.destroy_process_group()
+
+
+def test_a_function_runs_on_each_rank(workplace: Workplace) -> None:
+    client = disttrain.LocalClient(runs=workplace.folder / "runs")
+    job = client.submit(summed.job(rate=0.5))
+    try:
+        assert job.name.startswith("summed-")
+        assert client.wait(job.name, timeout=GENEROUS).phase == "Succeeded", "\n".join(client.logs(job.name))
+        assert [row["loss_metrics/global_avg_loss"] for row in client.metrics(job.name)] == [5.0]
+    finally:
+        client.delete(job.name)
 
 
 def test_a_failing_program_fails_the_job_with_its_pod_exit_code_and_last_words(workplace: Workplace) -> None:
