@@ -77,6 +77,7 @@ def _kept(raw: Raw) -> Raw:
         "gang": _word(_at(read_as, "runPolicy", "schedulingPolicy", "gangScheduler")),
         "begun": _begun(status),
         "checkpoint_request": _word(_at(metadata, "annotations", CHECKPOINT_REQUEST)),
+        "hangs": _holds(status, "HangSuspected"),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
     }
 

@@ -55,6 +55,7 @@ class Metrics(Collector):
         self._clock = clock
         self._phases, self._states = PhaseClock(), PhaseClock()
         self._first_seen: dict[str, float] = {}
+        self._hanging: set[str] = set()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -74,9 +75,10 @@ class Metrics(Collector):
         self._requests.labels(method, str(code)).inc()
         self._request_seconds.labels(method).observe(seconds)
 
-    def saw_job(self, uid: str, phase: str | None, state: str | None, *, gone: bool) -> None:
-        """A job is, or is no longer, in the cache. state: of its goodput."""
+    def saw_job(self, uid: str, phase: str | None, state: str | None, *, gone: bool, hangs: bool = False) -> None:
+        """A job is, or is no longer, in the cache. state: of its goodput. hangs: one of its ranks seems to."""
         now = self._clock()
+        (self._hanging.add if hangs and not gone else self._hanging.discard)(uid)
         self._states.see(uid, _known(state, _STATES) if state and not gone else None, now)
         if gone:
             self._first_seen.pop(uid, None)
@@ -124,6 +126,7 @@ class Metrics(Collector):
         for state in (*GoodputState, UNKNOWN):
             states.add_metric([state], goodput.get(state, 0.0))
         yield jobs
+        yield GaugeMetricFamily("disttrain_suspected_hangs", "Jobs of which a rank seems to hang", len(self._hanging))
         yield spent
         yield states
 

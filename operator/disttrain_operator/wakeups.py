@@ -21,7 +21,7 @@ class Wakeups(Listener):
 
     def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
         """Queue the job that changed."""
-        self.metrics.saw_job(key.uid, raw["phase"], raw["state"], gone=gone)
+        self.metrics.saw_job(key.uid, raw["phase"], raw["state"], hangs=raw["hangs"] and not raw["rests"], gone=gone)
         if self.history is not None:
             self.history.job_changed(key, raw, gone=gone)
         self.queue.add(key)

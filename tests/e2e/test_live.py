@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from disttrain import Client, train
 from disttrain_api.names import CHECKPOINT_REQUEST
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, example, long_job
 from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict
+from tests.waiting import GENEROUS
 
 
 def disttrain(kubectl: Kubectl, *arguments: str) -> str:
@@ -21,7 +23,7 @@ def disttrain(kubectl: Kubectl, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_job_is_seen_while_it_runs(kubectl: Kubectl) -> None:
+def test_a_job_is_seen_while_it_runs(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl.apply(long_job("live"))
     # The first answer of the agent may come before a step is logged.
     kubectl.wait_for("{.status.progress.loss}", "live")
@@ -44,9 +46,37 @@ def test_a_job_is_seen_while_it_runs(kubectl: Kubectl) -> None:
     assert "1000000" in disttrain(kubectl, "top", "--once").replace(",", "").replace(" ", "")
     last = disttrain(kubectl, "logs", "live", "--rank", "0", "--tail", "1")
     assert "loss" in last
+    lines = disttrain(kubectl, "stacks", "live").splitlines()
+    assert [line.partition("]")[0] for line in lines[:2]] == ["[rank 0", "[rank 1"]
+    assert "Current thread" in disttrain(kubectl, "stacks", "live", "--rank", "1")
+    monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
+    rows = Client(namespace=kubectl.namespace).metrics("live")
+    assert rows
+    assert all(row["step"] and row["loss_metrics/global_avg_loss"] for row in rows)
     disttrain(kubectl, "restart", "live")
     kubectl.wait_for("{.status.attempt}=2", "live")
     end_soon(kubectl, "live")
+
+
+@train(workers=2, env={"OMP_NUM_THREADS": "1"})
+def summed(rate: float) -> None:
+    """Print the sum of what the ranks have."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = torch.tensor(rate * (dist.get_rank() + 1))
+    dist.all_reduce(value)
+    print(f"rank {dist.get_rank()} has $(HOME) {value.item()}", flush=True)
+    dist.destroy_process_group()
+
+
+def test_a_function_runs_on_the_ranks_of_a_cluster(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
+    client = Client(namespace=kubectl.namespace)
+    job = client.submit(summed.job(rate=0.5))
+    assert client.wait(job.name, timeout=GENEROUS).phase == "Succeeded"
+    assert sorted(client.logs(job.name)) == [f"[rank {rank}] rank {rank} has $(HOME) 1.5" for rank in range(2)]
 
 
 def test_a_running_job_writes_a_checkpoint_when_it_is_asked(kubectl: Kubectl) -> None:

@@ -110,6 +110,11 @@ class OperatorProcess:
         self._environment = os.environ | {"PYTHONPATH": OPERATOR_PATH}
         self.process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def address(self) -> str:
+        """Where health and metrics are."""
+        return f"127.0.0.1:{self._port}"
+
     def start(self, *, wait: bool = True) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stderr=log, env=self._environment)

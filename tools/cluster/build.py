@@ -93,7 +93,8 @@ def flags(program: Program, quick: bool) -> list[str]:
     three tenths less to do, and the program more."""
     # No debug information: the linker drops it, and to write it is a tenth of the compiler's work.
     compiler = "-gcflags=all=-dwarf=false" + (" -l -d=ssa/prove/off" if quick else "")
-    return ["-trimpath", compiler, "-ldflags", program.linker_flags()]
+    tags = ["-tags", program.tags] if program.tags else []
+    return ["-trimpath", *tags, compiler, "-ldflags", program.linker_flags()]
 
 
 def _build(program: Program, binary: Path) -> None:

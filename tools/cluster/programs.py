@@ -25,6 +25,8 @@ class Program:
     package: str
     own_version: str = ""
     """For what is written here: to be raised when it changes."""
+    tags: str = ""
+    """Go's build tags."""
 
     def version(self) -> str:
         if not self.module:
@@ -73,6 +75,14 @@ PROGRAMS = {
         Program("volcano", "volcano", "volcano.sh/volcano", "volcano.sh/volcano/cmd/scheduler"),
         Program("volcano-controllers", "volcano", "volcano.sh/volcano", "volcano.sh/volcano/cmd/controller-manager"),
         Program("pause", "pause", "", ".", own_version="v1"),
+        # Without what finds targets in clouds, which is most of it.
+        Program(
+            "prometheus",
+            "prometheus",
+            "github.com/prometheus/prometheus",
+            "github.com/prometheus/prometheus/cmd/prometheus",
+            tags="remove_all_sd",
+        ),
     )
 }
 

@@ -120,6 +120,16 @@ def test_a_job_that_is_finished_or_gone_spends_no_more_time() -> None:
     assert 'disttrain_job_state_seconds_total{state="Training"} 5.0' in text()
 
 
+def test_jobs_that_seem_to_hang_are_counted_as_long_as_they_do() -> None:
+    metrics, text = page(lambda: 0.0)
+    for uid in ("a", "b", "c"):
+        metrics.saw_job(uid, "Running", "Training", hangs=uid != "c", gone=False)
+    assert "disttrain_suspected_hangs 2.0" in text()
+    metrics.saw_job("a", "Running", "Training", hangs=False, gone=False)
+    metrics.saw_job("b", "Running", "Training", hangs=True, gone=True)
+    assert "disttrain_suspected_hangs 0.0" in text()
+
+
 def test_words_of_another_version_are_one_label() -> None:
     metrics = Metrics()
     for number in range(50):
