@@ -1,5 +1,6 @@
 """`training.data.config` of corpora: tokens that lie in folders."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -7,6 +8,7 @@ from pydantic import Field
 
 from disttrain_api.base import ApiModel
 
+_STORE = re.compile(r"s3://[^/ ]+(/[^/ ]+)*")
 INDEXED_SUFFIXES = (".bin", ".idx")
 """Suffixes of the two files of one of Megatron-LM's indexed data sets."""
 
@@ -26,7 +28,11 @@ class CorpusConfig(ApiModel):
     """Tokens that `disttrain data prepare` has written, cut into sequences, each predicting its next token."""
 
     path: Path | None = None
-    """The folder, or the .bin or .idx of an indexed data set of Megatron-LM; the same in every pod."""
+    """The folder, or the .bin or .idx of an indexed data set of Megatron-LM; the same in every pod. s3://bucket/folder
+    is one in an object store."""
+    cache_folder: Path | None = None
+    """With corpora in an object store: where what was read of them is kept, for example on a disk of the node that jobs
+    share. Absent: the pod's scratch space."""
     mixture: Annotated[list[MixedCorpus], Field(min_length=1, max_length=100)] | None = None
     """Instead of `path`: corpora of one tokenizer, each of which gives its share of the samples."""
     temperature: Annotated[float, Field(ge=0.1, le=1000, allow_inf_nan=False)] | None = None
@@ -54,6 +60,11 @@ def corpus_problems(config: CorpusConfig) -> Iterator[tuple[str, str]]:
         yield place, "exactly one of `path` and `mixture` must be given"
     if config.temperature is not None and config.mixture is None:
         yield f"{place}.temperature", "needs `mixture`: set it, or remove this field"
+    stores = [path for path in config.paths if "://" in path]
+    if wrong := [path for path in stores if not _STORE.fullmatch(path)]:
+        yield f"{place}.path", f"must be a folder or s3://bucket/folder, found {wrong[0]:.200}"
+    if config.cache_folder is not None and not stores:
+        yield f"{place}.cacheFolder", "needs a corpus in an object store (s3://…): remove this field"
     indexed = [path for path in config.paths if path.endswith(INDEXED_SUFFIXES)]
     if indexed and config.vocabulary_size is None:
         yield f"{place}.vocabularySize", f"must be given: {indexed[0]:.200} does not record how many tokens there are"

@@ -234,6 +234,9 @@ def test_corpora_of_two_tokenizers_do_not_mix(folder, tmp_path):
         ({"path": "a", "temperature": 2}, "needs `mixture`"),
         ({"path": "a.bin"}, "must be given: a.bin does not record"),
         ({"path": "a", "vocabularySize": 9}, "must be left out"),
+        ({"path": "a", "cacheFolder": "/cache"}, "needs a corpus in an object store"),
+        ({"path": "https://h/a"}, "must be a folder or s3://bucket/folder, found https://h/a"),
+        ({"path": "s3:///x"}, "must be a folder or s3://bucket/folder"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields, found):

@@ -21,9 +21,10 @@ from disttrain_trainer.runtime import object_path
 from disttrain_trainer.runtime.errors import Fenced, InvalidConfiguration
 from disttrain_trainer.runtime.files import read_bounded
 from disttrain_trainer.runtime.object_path import ObjectPath
+from tests.corpora import prepared
 from tests.object_store import object_store
 from tests.soak import SOAK
-from tests.unit.trainer.comparisons import model_at
+from tests.unit.trainer.comparisons import model_at, require_same_bits
 from tests.unit.trainer.hostile import as_metadata
 from tests.unit.trainer.test_verify import resumed_after
 from tests.unit.trainer.worlds import job, launch, run_ranks, small, user
@@ -245,6 +246,23 @@ class TestSteps:
             ObjectPath("gs://bucket/x").exists()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corpus_in_the_store_trains_as_one_on_a_disk(client, bucket, tmp_path, workers):
+    """Red where a process that reads ahead uses the connections of the one that it was forked from."""
+    folder = prepared(tmp_path / "corpus", part_bytes=10_000)
+    client.put(f"{folder}/", f"{bucket}/", recursive=True)
+    found = []
+    for path in (str(folder), bucket):
+        data = {"name": "corpus", "config": {"path": path, "sequenceLength": 16}}
+        model = {"name": "gpt", "config": {"layers": 1, "heads": 1, "width": 8}}
+        training = {"model": model, "data": data, "steps": 4, "globalBatchSize": 4, "dataWorkers": workers}
+        storage = tmp_path / f"storage-{len(found)}"
+        ranks = run_ranks(tmp_path / f"world-{len(found)}", job(training), ranks=2, storage=storage)
+        assert [rank.code for rank in ranks] == [0, 0], ranks[0].err
+        found.append(model_at(storage, 4))
+    require_same_bits(*found)
+
+
 def test_a_store_that_fails_while_an_object_is_read_is_an_os_error(monkeypatch):
     failure = type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
 
@@ -252,6 +270,6 @@ def test_a_store_that_fails_while_an_object_is_read_is_an_os_error(monkeypatch):
         def read(self, size=-1):
             raise failure("could not connect")
 
-    monkeypatch.setattr(object_path, "_connected", lambda protocol: SimpleNamespace(open=lambda url, mode: Unread()))
+    monkeypatch.setattr(object_path, "_connected", lambda *_: SimpleNamespace(open=lambda url, mode: Unread()))
     with pytest.raises(OSError, match="EndpointConnectionError: could not connect"):
         read_bounded(ObjectPath("s3://bucket/object"), 10)

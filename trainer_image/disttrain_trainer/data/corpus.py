@@ -16,11 +16,13 @@ from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusError
 from disttrain_trainer.data.corpora.megatron import open_indexed
 from disttrain_trainer.data.corpora.mixture import Mixture, shares
+from disttrain_trainer.data.corpora.remote import open_remote, open_remote_indexed
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.packed import Packed, pack
 from disttrain_trainer.protocols import MapDataset
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
+from disttrain_trainer.runtime.object_path import ObjectPath, location
 
 Sample = tuple[Tensor, Tensor] | Packed
 
@@ -64,7 +66,7 @@ def load(config: CorpusConfig) -> Datasets:
     entries = config.mixture or [MixedCorpus(path=config.path or "")]
     files = NumberFiles()
     with _corpus_errors():
-        corpora = [_open(Path(entry.path), config.vocabulary_size) for entry in entries]
+        corpora = [_open(location(entry.path), config, files) for entry in entries]
         _require_one_tokenizer(corpora)
         parts = [_sequences(corpus, config, files) for corpus in corpora]
     training, held_out = [part for part, _ in parts], [part for _, part in parts if len(part)]
@@ -77,10 +79,14 @@ def load(config: CorpusConfig) -> Datasets:
     )
 
 
-def _open(path: Path, vocabulary: int | None) -> Corpus:
-    if path.suffix in INDEXED_SUFFIXES and vocabulary is not None:
-        return open_indexed(path, vocabulary)
-    return open_corpus(path)
+def _open(place: Path | ObjectPath, config: CorpusConfig, files: NumberFiles) -> Corpus:
+    vocabulary = config.vocabulary_size if place.suffix in INDEXED_SUFFIXES else None
+    if isinstance(place, Path):
+        return open_corpus(place) if vocabulary is None else open_indexed(place, vocabulary)
+    cache = Path(config.cache_folder) if config.cache_folder is not None else None
+    if vocabulary is None:
+        return open_remote(place, cache, files.attach)
+    return open_remote_indexed(place, cache, vocabulary, files.attach)
 
 
 def _require_one_tokenizer(corpora: Sequence[Corpus]) -> None:

@@ -6,13 +6,14 @@ where they are used: only jobs with `storage.url` need them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from disttrain_trainer.runtime.errors import InvalidConfiguration, StoreError, one_line
 
@@ -82,6 +83,21 @@ class ObjectPath:
         with _store(self.url) as store:
             return bytes(store.cat_file(self.url))
 
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Bytes start .. stop - 1, in one request; fewer where the object is shorter."""
+        if start == stop:
+            return b""
+        with _store(self.url) as store:
+            return bytes(store.cat_file(self.url, start=start, end=stop))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the objects directly below it, by name, of one listing."""
+        found: list[dict[str, Any]] = []
+        with _store(self.url) as store, suppress(FileNotFoundError):
+            found = store.ls(self.url, detail=True)
+        files = (entry for entry in found if entry["type"] == "file")
+        return {str(entry["name"]).rpartition("/")[2]: int(entry["size"]) for entry in files}
+
     def read_text(self) -> str:
         return self.read_bytes().decode()
 
@@ -116,7 +132,7 @@ def location(text: str) -> Path | ObjectPath:
 @contextmanager
 def _store(url: str) -> Iterator[AbstractFileSystem]:
     """The store's file system. The client library's own errors, such as missing credentials, become OSError."""
-    store = _connected(url.partition("://")[0])
+    store = _connected(url.partition("://")[0], os.getpid())
     try:
         yield store
     except OSError:
@@ -128,7 +144,8 @@ def _store(url: str) -> Iterator[AbstractFileSystem]:
 
 
 @cache
-def _connected(protocol: str) -> AbstractFileSystem:
+def _connected(protocol: str, process: int) -> AbstractFileSystem:
+    """process: this one. A fork, such as one that reads data ahead, needs connections of its own."""
     try:
         import fsspec
 

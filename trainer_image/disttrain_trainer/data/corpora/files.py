@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,25 @@ _MAX_OPEN = 256
 """Descriptors of a process for all corpora: a limit of 1024 is common."""
 
 
+class Source(Protocol):
+    """Where the content of a folder's files comes from."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder."""
+        ...
+
+    def fill(self, name: str, place: int, size: int) -> dict[int, bytes]:
+        """Have a range in a file. Returns blocks of it, by their first byte, that are not in the file after all."""
+        ...
+
+
 class NumberFiles:
     """Files of numbers of one type, of which the latest used are held open."""
 
     def __init__(self, most_open: int = _MAX_OPEN) -> None:
         self._most_open = most_open
+        self._sources: dict[Path, Source] = {}
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def read(self, path: Path, dtype: np.dtype[np.generic], start: int, count: int) -> NDArray[np.generic]:
@@ -33,6 +48,8 @@ class NumberFiles:
     def read_at(self, path: Path, dtype: np.dtype[np.generic], place: int, count: int) -> NDArray[np.generic]:
         """Return `count` numbers from byte `place` on. Raises CorpusError where the file does not have them."""
         size = count * dtype.itemsize
+        source = self._sources.get(path.parent)
+        absent = source.fill(path.name, place, size) if source is not None else {}
         try:
             content = os.pread(self._descriptor(path), size, place)
             # One call reads 2 GiB at most, and some file systems give less.
@@ -43,7 +60,11 @@ class NumberFiles:
                 content += more
         except OSError as error:
             raise CorpusError(f"{path} cannot be read: {error.strerror}") from error
-        return np.frombuffer(content, dtype)
+        return np.frombuffer(_with(content, place, absent) if absent else content, dtype)
+
+    def attach(self, source: Source) -> None:
+        """Read files of the source's folder only when it has filled them."""
+        self._sources[source.folder] = source
 
     def close(self) -> None:
         """Close what is open; a later read opens it again."""
@@ -62,3 +83,12 @@ class NumberFiles:
         else:
             self._open.move_to_end(path)
         return found
+
+
+def _with(content: bytes, place: int, blocks: dict[int, bytes]) -> bytes:
+    """Return what was read from byte `place` on, with these blocks in their places."""
+    found = bytearray(content)
+    for start, block in blocks.items():
+        first, last = max(start, place), min(start + len(block), place + len(content))
+        found[first - place : last - place] = block[first - start : last - start]
+    return bytes(found)
