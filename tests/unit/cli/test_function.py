@@ -137,7 +137,7 @@ def test_an_argument_that_would_come_out_as_another_is_refused(value) -> None:
 
 def test_a_call_that_the_function_does_not_take_is_refused_here() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'path'"):
-        written.job()
+        written.job()  # type: ignore[call-arg]
     with pytest.raises(CommandError, match=f"{ARGUMENTS} would have .* bytes; the most is 100000"):
         written.job("x" * 200_000)
     with pytest.raises(ManifestError, match="replicas"):
