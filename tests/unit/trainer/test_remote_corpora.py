@@ -7,13 +7,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from disttrain_trainer.data.corpora import remote
+from disttrain_trainer.data import remote_corpora as remote
 from disttrain_trainer.data.corpora.corpus import Corpus, open_corpus
 from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import MANIFEST_FILE, CorpusError, shard_files
-from disttrain_trainer.data.corpora.remote import Kept, open_remote, open_remote_indexed
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
+from disttrain_trainer.data.remote_corpora import Kept, open_remote, open_remote_indexed
 from disttrain_trainer.runtime.errors import StoreError
 from disttrain_trainer.runtime.object_path import ObjectPath
 from tests.corpora import prepared

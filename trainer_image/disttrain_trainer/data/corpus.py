@@ -16,10 +16,10 @@ from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusError
 from disttrain_trainer.data.corpora.megatron import open_indexed
 from disttrain_trainer.data.corpora.mixture import Mixture, shares
-from disttrain_trainer.data.corpora.remote import open_remote, open_remote_indexed
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.packed import Packed, pack
+from disttrain_trainer.data.remote_corpora import open_remote, open_remote_indexed
 from disttrain_trainer.protocols import MapDataset
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from disttrain_trainer.runtime.object_path import ObjectPath, location
