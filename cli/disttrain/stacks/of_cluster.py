@@ -16,6 +16,7 @@ from disttrain.cluster.paths import path_of
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.logs.pick import Pick, PodLog, picked
+from disttrain.stacks import main_thread_first
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import (
     AGENT_PORT,
@@ -40,7 +41,7 @@ class Stacks:
     """What was learned."""
 
     found: Mapping[int, str] = field(default_factory=dict)
-    """Text of each rank that has one: all threads, the one that answered first or marked as current."""
+    """Text of each rank that has one: the calls of all threads, the main one's first."""
     missing: tuple[str, ...] = ()
     """A sentence for each pod that did not give any."""
 
@@ -79,7 +80,7 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         answers = list(threads.map(ask, agents))
     texts = {rank: text for answer in answers if isinstance(answer, dict) for rank, text in answer.items()}
-    found = {rank: text for rank, text in sorted(texts.items()) if ranks is None or rank in ranks}
+    found = {rank: main_thread_first(texts[rank]) for rank in sorted(texts) if ranks is None or rank in ranks}
     return Stacks(found, tuple(answer for answer in answers if isinstance(answer, str)))
 
 

@@ -6,6 +6,7 @@ import urllib3
 
 from disttrain.errors import CommandError
 from disttrain.local.folder import AGENTS_FILE, RunFolder
+from disttrain.stacks import main_thread_first
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import TOKEN_FILE, TOKEN_HEADER
 from disttrain_api.report import MAX_STACKS_ANSWER_BYTES, decode_stacks
@@ -38,4 +39,4 @@ def stacks_of_run(folder: RunFolder, rank: int, ranks_per_pod: int) -> str:
     found = decode_stacks(answer, range(rank, rank + 1)) if response.status == 200 else {}
     if rank not in found:
         raise CommandError(f"rank {rank} gives no stacks now")
-    return found[rank]
+    return main_thread_first(found[rank])

@@ -25,6 +25,7 @@ REDUCE = """Current thread 0x7e (most recent call first):
   File "/x/torch/distributed/c10d.py", line 28 in all_reduce
   File "/x/step.py", line 9 in step
 """
+OTHER = 'Thread 0x7f (most recent call first):\n  File "/x/pool.py", line 1 in run'
 LOADING = REDUCE.replace("/x/torch/distributed/c10d.py", "/home/me/mine.py").replace("all_reduce", "__getitem__")
 
 
@@ -70,11 +71,11 @@ def test_each_rank_is_a_line_and_the_one_that_others_wait_for_is_named(
 def test_the_threads_of_some_ranks_are_shown_whole(
     api: FakeApi, pods: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    api.answers[path(pods[1])] = (200, {"stacks": {"0": "not its own", "1": f"{LOADING}\x1b[31m"}})
+    api.answers[path(pods[1])] = (200, {"stacks": {"0": "not its own", "1": f"{OTHER}\n\n{LOADING}\x1b[31m"}})
     assert main(["stacks", "digits", "--rank", "1"]) == 0
-    assert capfd.readouterr().out == f"--- rank 1 ---\n{LOADING}\\x1b[31m\n"
+    assert capfd.readouterr().out == f"--- rank 1 ---\n{LOADING}\\x1b[31m\n\n{OTHER}\n"
     assert main(["stacks", "digits", "-o", "json"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"stacks": {"0": REDUCE, "1": f"{LOADING}\x1b[31m"}}
+    assert json.loads(capfd.readouterr().out) == {"stacks": {"0": REDUCE.strip(), "1": f"{LOADING}\x1b[31m\n\n{OTHER}"}}
 
 
 def test_a_pod_that_gives_none_is_named_beside_those_that_do(
