@@ -1,5 +1,6 @@
-"""Tokens per second of a corpus's samples beside numpy's memory map of the same file, in the same order; MB/s of text
-that `disttrain data prepare` turns into shards beside the library tokenizers alone, in one process.
+"""Tokens per second of a corpus's microbatches, as the trainer reads them, beside numpy's memory map of the same file:
+the same ones in the same order, cut and stacked as nanoGPT does it. MB/s of text that `disttrain data prepare` turns
+into shards beside the library tokenizers alone, in one process.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -20,10 +21,15 @@ from benchmarks import harness
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 from disttrain_api.corpus import CorpusConfig
+from disttrain_api.training import Training
 from disttrain_trainer.data import corpus
-from disttrain_trainer.data.sampler import permute
+from disttrain_trainer.data.batches import read_microbatch
+from disttrain_trainer.data.sampler import Slots, permute
+from disttrain_trainer.tasks.supervised import Supervised
 
 LENGTH = 1024
+BATCHES = (1, 8, 32)
+TASK = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
 FILES = sorted(REPOSITORY.glob("docs/*.md"))
 
 
@@ -37,12 +43,20 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         prepare(Settings((source,), "bytes", folder / "corpus"))
         samples = corpus.load(CorpusConfig(path=str(folder / "corpus"), sequence_length=LENGTH, held_out_fraction=0.0))
         mapped = np.memmap(folder / "corpus" / "shard-000000.tokens", np.uint16, "r")
-        order = permute(np.arange(len(samples.training)), len(samples.training), 7, 0).tolist()
-        ours, bare = taking_turns(
-            lambda: [samples.training[at] for at in order], lambda: [of_map(mapped, at) for at in order], repeats
-        )
-        tokens = len(order) * LENGTH
-        yield harness.row("samples", "tokens/s", [tokens / each for each in ours], [tokens / each for each in bare])
+        size = len(samples.training)
+        for batch in BATCHES:
+            order = permute(np.arange(size // batch * batch), size, 7, 0).reshape(-1, batch)
+            weights = np.ones(batch, np.float32)
+            ours, bare = taking_turns(
+                lambda order=order, weights=weights: [
+                    read_microbatch(TASK, samples.training, Slots(rows, weights)) for rows in order
+                ],
+                lambda order=order: [of_map(mapped, rows) for rows in order],
+                repeats,
+            )
+            tokens = order.size * LENGTH
+            name = f"microbatches of {batch}"
+            yield harness.row(name, "tokens/s", [tokens / each for each in ours], [tokens / each for each in bare])
 
         yield tokenizing(folder, source, repeats)
 
@@ -68,10 +82,12 @@ def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:
     return harness.row("prepare", "MB/s", [size / each for each in own], [size / each for each in bare])
 
 
-def of_map(mapped: np.memmap, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same sample, from the map."""
-    window = torch.from_numpy(mapped[at * LENGTH : (at + 1) * LENGTH + 1].astype(np.int64))
-    return window[:-1], window[1:]
+def of_map(mapped: np.memmap, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same microbatch from the map, cut and stacked as scripts do that read one: inputs, and targets."""
+    starts = [int(row) * LENGTH for row in rows]
+    inputs = [torch.from_numpy(mapped[at : at + LENGTH].astype(np.int64)) for at in starts]
+    targets = [torch.from_numpy(mapped[at + 1 : at + 1 + LENGTH].astype(np.int64)) for at in starts]
+    return torch.stack(inputs), torch.stack(targets)
 
 
 def taking_turns(

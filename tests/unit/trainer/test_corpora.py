@@ -13,13 +13,18 @@ from torch.utils.data import default_collate
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 from disttrain_api.corpus import CorpusConfig, corpus_problems
+from disttrain_api.training import Training
 from disttrain_trainer.data import corpus as corpus_data
+from disttrain_trainer.data.batches import read_microbatch
 from disttrain_trainer.data.corpora.corpus import open_corpus
 from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusManifest
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
-from disttrain_trainer.runtime.errors import DataNotFound
+from disttrain_trainer.data.rows import Rows
+from disttrain_trainer.data.sampler import Slots
+from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
+from disttrain_trainer.tasks.supervised import Supervised
 from tests.corpora import prepared, sentences, trained_tokenizer
 from tests.unit.trainer.transformers_code import described
 from tests.unit.trainer.worlds import job, run_ranks
@@ -50,6 +55,24 @@ def test_sequences_go_on_across_documents_and_shards(tmp_path):
     assert bytes(inputs.flatten().tolist()) == text[: inputs.numel()]
     assert bytes(targets.flatten().tolist()) == text[1 : inputs.numel() + 1]
     assert inputs.numel() > 3000 - 17
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_samples_that_are_read_together_are_those_that_are_read_alone(folder, document_mask):
+    """Red where a row that goes across shards, or the order of a mixture's samples, comes out otherwise."""
+    entries = [{"path": str(folder), "weight": weight} for weight in (1.0, 2.0)]
+    for samples in (loaded(folder, document_mask=document_mask), loaded(folder, path=None, mixture=entries)):
+        indices = [5, 0, len(samples.training) - 1, *range(600, 700), 5]
+        together = samples.training.__getitems__(indices)
+        assert len(together) == len(indices)
+        for index, sample in zip(indices, together, strict=True):
+            alone = samples.training[index]
+            assert type(sample) is type(alone)
+            assert all(torch.equal(*pair) for pair in zip(sample, alone, strict=True))
+        batch = default_collate(list(together))
+        if isinstance(together, Rows):
+            assert all(torch.equal(*pair) for pair in zip(together.batch, batch, strict=True))
+            assert all(part.is_contiguous() for part in together.batch)
 
 
 def test_the_end_of_each_shard_is_held_out_from_a_document_on(folder):
@@ -224,6 +247,23 @@ def test_corpora_of_two_tokenizers_do_not_mix(folder, tmp_path):
     other = prepared(tmp_path / "other", b"the quick brown fox " * 1000, tokenizer=str(tokenizer))
     with pytest.raises(DataNotFound, match="was prepared with another tokenizer than"):
         loaded(folder, path=None, mixture=[{"path": str(folder)}, {"path": str(other)}])
+
+
+def test_samples_read_together_are_as_many_as_were_asked_for():
+    class Short:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            raise AssertionError("they are read together")
+
+        def __getitems__(self, indices):
+            return [(torch.zeros(2), 0) for _ in indices][1:]
+
+    task = Supervised(Training.model_validate(training(Path("x"), 1)))
+    slots = Slots(np.arange(3), np.ones(3, np.float32))
+    with pytest.raises(InvalidConfiguration, match="`__getitems__` gave 2 samples for 3 numbers"):
+        read_microbatch(task, Short(), slots)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from disttrain_trainer.data.sampler import Slots
 from disttrain_trainer.data.stream import Stream
 from disttrain_trainer.protocols import Batch, MapDataset
 from disttrain_trainer.runtime.device import in_host_memory, pins_memory
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.randomness import drawing_from
 
 MAX_DEPTH = 16
@@ -105,11 +106,24 @@ def read_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slo
     """Return the same on the host."""
     if not batching.pads:
         slots = _without_padding(slots)
-    indices = [int(index) for index in slots.indices]
+    indices: list[int] = slots.indices.tolist()
     with drawing_from(slots.seeds):
-        batch = batching.collate([dataset[index] for index in indices], indices)
+        batch = batching.collate(_samples(dataset, indices), indices)
     weights = torch.from_numpy(slots.weights)
     return Microbatch(batch, weights, batching.weight(batch, weights), int(slots.weights.sum()))
+
+
+def _samples(dataset: MapDataset | Stream, indices: Sequence[int]) -> Sequence[Any]:
+    # torch's own name for samples that are read together.
+    together = getattr(dataset, "__getitems__", None)
+    if together is None:
+        return [dataset[index] for index in indices]
+    samples: Sequence[Any] = together(indices)
+    if len(samples) != len(indices):
+        raise InvalidConfiguration(
+            f"`training.data`: `__getitems__` gave {len(samples)} samples for {len(indices)} numbers"
+        )
+    return samples
 
 
 def on_device(microbatch: Microbatch, device: torch.device) -> Microbatch:

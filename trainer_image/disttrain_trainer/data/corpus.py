@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
@@ -20,6 +21,7 @@ from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.packed import Packed, pack
 from disttrain_trainer.data.remote_corpora import open_remote, open_remote_indexed
+from disttrain_trainer.data.rows import predicting_the_next
 from disttrain_trainer.protocols import MapDataset
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from disttrain_trainer.runtime.object_path import ObjectPath, location
@@ -41,10 +43,17 @@ class TokenSequences(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         """Raises DataNotFound for a file that is damaged or gone."""
-        place = index * self.length, self.length + 1
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Sample]:
+        """Return these samples, read together. Raises as for one."""
         with _corpus_errors():
-            window = torch.from_numpy(self.tokens.read(*place))
-            return pack(window, self.tokens.documents(*place)) if self.documents else (window[:-1], window[1:])
+            starts = [index * self.length for index in indices]
+            windows = self.tokens.rows(starts, self.length + 1)
+            if not self.documents:
+                return predicting_the_next(windows)
+            documents = (self.tokens.documents(start, self.length + 1) for start in starts)
+            return [pack(*one) for one in zip(torch.from_numpy(windows.astype(np.int64)), documents, strict=True)]
 
 
 class MixedSequences(Dataset[Sample]):
@@ -57,8 +66,20 @@ class MixedSequences(Dataset[Sample]):
         return len(self.mixture)
 
     def __getitem__(self, index: int) -> Sample:
-        part, number = self.mixture.locate(index)
-        return self.parts[part][number]
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Sample]:
+        """Return these samples, those of a corpus read together."""
+        places = [self.mixture.locate(index) for index in indices]
+        found: list[Sample | None] = [None] * len(places)
+        for part in {part for part, _ in places}:
+            at = [place for place, (own, _) in enumerate(places) if own == part]
+            samples = self.parts[part].__getitems__([places[place][1] for place in at])
+            if len(at) == len(places):
+                return samples
+            for place, sample in zip(at, samples, strict=True):
+                found[place] = sample
+        return [sample for sample in found if sample is not None]
 
 
 def load(config: CorpusConfig) -> Datasets:

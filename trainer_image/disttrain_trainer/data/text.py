@@ -2,16 +2,17 @@
 
 import random
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from disttrain_api.builtin import TextConfig
 from disttrain_trainer.data.batches import Datasets
+from disttrain_trainer.data.rows import Rows, predicting_the_next
 from disttrain_trainer.runtime.errors import DataNotFound
 
 
@@ -26,9 +27,13 @@ class ByteSequences(Dataset[tuple[Tensor, Tensor]]):
         return max(0, (len(self.text) - 1) // self.length)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        start = index * self.length
-        window = torch.from_numpy(self.text[start : start + self.length + 1].astype(np.int64))
-        return window[:-1], window[1:]
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Rows:
+        """Return these samples, cut together."""
+        starts = (index * self.length for index in indices)
+        windows = np.stack([self.text[start : start + self.length + 1] for start in starts])
+        return predicting_the_next(windows)
 
 
 def load(config: TextConfig) -> Datasets:

@@ -15,6 +15,7 @@ from disttrain_api.training import LossName, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate, filled_up, parts_of
 from disttrain_trainer.data.packed import Packed
+from disttrain_trainer.data.rows import Rows
 from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
 from disttrain_trainer.parallel.context.documents import Documents
@@ -77,6 +78,8 @@ class Supervised:
         self._documents = documents
 
     def collate(self, samples: Sequence[Any], indices: Sequence[int]) -> tuple[Tensor, ...]:
+        if isinstance(samples, Rows):
+            return samples.batch if self._context is None else self._context.part_of(*samples.batch)
         for index, sample in zip(indices, samples, strict=True):
             require_pair(sample, f"sample {index}")
         if self._longest is not None:

@@ -47,20 +47,29 @@ class NumberFiles:
 
     def read_at(self, path: Path, dtype: np.dtype[np.generic], place: int, count: int) -> NDArray[np.generic]:
         """Return `count` numbers from byte `place` on. Raises CorpusError where the file does not have them."""
-        size = count * dtype.itemsize
-        source = self._sources.get(path.parent)
+        found = np.empty(count, dtype)
+        self.read_into(found, path, place)
+        return found
+
+    def read_into(self, numbers: NDArray[np.generic], path: Path, place: int) -> None:
+        """Fill a row of numbers from byte `place` on. Raises CorpusError where the file does not have them."""
+        view, size = memoryview(numbers).cast("B"), numbers.nbytes
+        # A path's parent costs half as much as to read a sample.
+        source = self._sources.get(path.parent) if self._sources else None
         absent = source.fill(path.name, place, size) if source is not None else {}
         try:
-            content = os.pread(self._descriptor(path), size, place)
+            done = os.preadv(self._descriptor(path), (view,), place)
             # One call reads 2 GiB at most, and some file systems give less.
-            while len(content) < size:
-                more = os.pread(self._descriptor(path), size - len(content), place + len(content))
+            while done < size:
+                more = os.preadv(self._descriptor(path), (view[done:],), place + done)
                 if not more:
                     raise CorpusError(f"{path} is shorter than it was when it was opened")
-                content += more
+                done += more
         except OSError as error:
             raise CorpusError(f"{path} cannot be read: {error.strerror}") from error
-        return np.frombuffer(_with(content, place, absent) if absent else content, dtype)
+        for start, block in absent.items():
+            first, last = max(start, place), min(start + len(block), place + size)
+            view[first - place : last - place] = block[first - start : last - start]
 
     def attach(self, source: Source) -> None:
         """Read files of the source's folder only when it has filled them."""
@@ -83,12 +92,3 @@ class NumberFiles:
         else:
             self._open.move_to_end(path)
         return found
-
-
-def _with(content: bytes, place: int, blocks: dict[int, bytes]) -> bytes:
-    """Return what was read from byte `place` on, with these blocks in their places."""
-    found = bytearray(content)
-    for start, block in blocks.items():
-        first, last = max(start, place), min(start + len(block), place + len(content))
-        found[first - place : last - place] = block[first - start : last - start]
-    return bytes(found)
