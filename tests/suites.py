@@ -61,6 +61,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_transformers_experts\.py.*\[pp2(\]|, I|, balanced\])": LONG,
     r"trainer/test_transformers_expert_files\.py.*\[(pp2-mix|tp2)": LONG,
     r"trainer/test_sync_batch_norm\.py.* x fsdp2": MORE_RANKS,
+    r"trainer/test_float8\.py.* x tp": MORE_RANKS,
     r"trainer/test_layouts\.py::test_a_job_stopped_in_one_layout": LONG,
     r"trainer/test_json_collectives\.py.*a (negative length|large share)": "waits ten seconds for a peer",
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[(.*[,+x]|tp2)": LONG,

@@ -21,16 +21,6 @@ COMBINATION_REFUSALS = (
         {"training": {"float8": "Rowwise"}},
     ),
     Refusal(
-        "Float8WithTensor",
-        "spec.training.float8",
-        "`float8` conflicts with `tensorParallelDegree` 2, which computes parts of linear layers: use"
-        " `dataParallelShardDegree`",
-        {
-            "training": {**GPT_ON_TEXT["training"], "float8": "Tensorwise", "precision": "BF16"},
-            "parallelism": {"tensorParallelDegree": 2},
-        },
-    ),
-    Refusal(
         "TensorNeedsPlan",
         f"{PARALLELISM}.tensorParallelDegree",
         "the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found 2; use"

@@ -98,7 +98,7 @@ def build_state(config: Config, world: World) -> State:
         )
     require_memory_to_train(module, config, world)
     if training.float8 is not None:
-        log_first_rank(world, multiply_in_float8(module, training.float8, world.device))
+        log_first_rank(world, multiply_in_float8(module, training.float8, world.device, world.mesh.tensor))
     return assemble(task, data, sampler, module, config, world, callbacks)
 
 

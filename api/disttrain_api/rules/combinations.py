@@ -104,16 +104,6 @@ COMBINATION_RULES = (
         reads=("spec.training.float8", "spec.training.precision"),
     ),
     Rule(
-        id="Float8WithTensor",
-        path="spec.training.float8",
-        sentence="`float8` conflicts with `tensorParallelDegree` {degree}, which computes parts of linear layers: use"
-        " `dataParallelShardDegree`",
-        check=lambda spec: when(_float8(spec) and _tensor(spec) > 1, degree=_tensor(spec)),
-        cel=f"!has(self.training) || !has(self.training.float8) || {_TENSOR} == 1",
-        values={"degree": _TENSOR},
-        reads=("spec.training.float8", "spec.parallelism.tensorParallelDegree"),
-    ),
-    Rule(
         id="TensorNeedsPlan",
         path="spec.parallelism.tensorParallelDegree",
         sentence="the model 'resnet' has no tensor plan: `tensorParallelDegree` must be 1, found {degree}; use"

@@ -12,7 +12,9 @@ from disttrain_trainer.moe.layer import MixtureOfExperts
 from disttrain_trainer.parallel.float8 import linear_layers, multiply_in_float8
 from disttrain_trainer.runtime.device import GLOO, NCCL, Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from tests.unit.trainer.comparisons import series
+from tests.suites import GATE
+from tests.unit.trainer.comparisons import require_same_gradients, series
+from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user
 
 CPU = Device(torch.device("cpu"), GLOO)
@@ -25,6 +27,32 @@ LAYOUTS = {
     "pp, ZBVZeroBubble": (PP | {"pipeline": {"schedule": "ZBVZeroBubble", "microbatches": 4}}, {}),
     "devices": ({"devicesPerProcess": 2}, {}),
 }
+TP = {"tensorParallelDegree": 2}
+CUT = TP | {"sequenceParallel": True, "vocabularyParallel": True}
+BESIDE_TENSOR = {
+    "fsdp x tp": CUT | {"dataParallelShardDegree": 2},
+    "pp x tp": CUT | PP,
+    "cp x tp": CUT | {"contextParallelDegree": 2},
+}
+GPT = {"tieWeights": False, "width": 64, "heads": 4}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+# Models that round nothing but the factors of products in FP8.
+EXACT = {
+    "gpt": of_layers("exact_gpt", **GPT),
+    "experts": of_layers("exact_gpt", experts=True, **GPT),
+    **{name: of_layers("exact_transformers", family=name, **SIZES) for name in ("llama", "olmo2", "phi3")},
+    "qwen3": of_layers("exact_transformers", family="qwen3", head_dim=16, **SIZES),
+}
+# Model, layout, changes of the training.
+IN_TENSOR_GROUPS = {"gpt": ("gpt", CUT, {})}
+if not GATE:
+    IN_TENSOR_GROUPS |= {
+        "gpt, compiled": ("gpt", CUT, {"compile": True}),
+        "gpt, whole sequences, recomputed": ("gpt", TP, {"activationCheckpointing": "Full"}),
+        **{name: (name, CUT, {}) for name in EXACT},
+        "experts, spread": ("experts", CUT | {"expertParallelDegree": 2}, {}),
+    }
+RECIPES = ("Rowwise", "Tensorwise")
 STEPS = 4
 
 
@@ -32,7 +60,7 @@ def training(float8="Rowwise", **changes):
     gpt = user("double_gpt", double=False, tieWeights=False, width=32, layers=4)
     fields = {"float8": float8} if float8 else {}
     logged = {"precision": "BF16", "steps": STEPS, "logging": {"interval": 1}}
-    return small(model=gpt, data=user("double_tokens"), **logged, **fields, **changes)
+    return small(**{"model": gpt, "data": user("double_tokens")} | logged | fields | changes)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +85,70 @@ def test_layouts_compute_alike(results, layout, near):
     assert series(found) == pytest.approx(series(expected), rel=near)
 
 
-@pytest.mark.parametrize("recipe", ["Rowwise", "Tensorwise"])
+@pytest.fixture(scope="module")
+def of_one_process(tmp_path_factory):
+    names = {model for model, *_ in IN_TENSOR_GROUPS.values()}
+    cases = {(name, recipe): {"training": exact(recipe, name)} for name in names for recipe in RECIPES}
+    return by_recipe(tmp_path_factory.mktemp("one"), 1, cases)
+
+
+@pytest.fixture(scope="module")
+def of_tensor_groups(tmp_path_factory):
+    cases = {
+        (name, recipe): {"training": exact(recipe, model, **changes), "parallelism": layout}
+        for name, (model, layout, changes) in IN_TENSOR_GROUPS.items()
+        for recipe in RECIPES
+    }
+    return by_recipe(tmp_path_factory.mktemp("groups"), 2, cases)
+
+
+def exact(recipe, model, **changes):
+    return training(recipe, model=EXACT[model], **changes) | {"steps": 1, "globalBatchSize": 8}
+
+
+def by_recipe(folder, ranks, cases):
+    found = run_cases(folder, ranks, {", ".join(key): [case] for key, case in cases.items()})
+    return {key: found[", ".join(key)] for key in cases}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", IN_TENSOR_GROUPS)
+def test_a_tensor_group_multiplies_what_one_process_does(of_one_process, of_tensor_groups, name, recipe):
+    """Scales are those of whole tensors and rows, so FP8 rounds to the same: what differs is the order of sums in FP32.
+
+    A number that lies between two of FP8 may still become the other one: of some ten thousand, none or a few. The scale
+    of a rank's part would change gradients by some percent.
+    """
+    model, layout, _ = IN_TENSOR_GROUPS[name]
+    found, expected = of_tensor_groups[name, recipe], of_one_process[model, recipe]
+    assert found["errors"] == [None]
+    if "expertParallelDegree" in layout:
+        # FSDP2, which cuts the experts, computes them in BF16.
+        assert series(found) == pytest.approx(series(expected), rel=2**-6)
+        return
+    assert series(found) == pytest.approx(series(expected), rel=2**-16)
+    require_same_gradients(found["gradients"], expected["gradients"], 2**-8)
+
+
+@pytest.fixture(scope="module")
+def beside_tensor_groups(tmp_path_factory):
+    cases = {
+        (layout, recipe): {"training": training(recipe), "parallelism": degrees}
+        for layout, degrees in BESIDE_TENSOR.items()
+        for recipe in RECIPES
+    }
+    return by_recipe(tmp_path_factory.mktemp("beside"), 4, cases)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("layout", BESIDE_TENSOR)
+def test_tensor_groups_beside_other_degrees_compute_alike(results, beside_tensor_groups, layout, recipe):
+    found = beside_tensor_groups[layout, recipe]
+    assert found["errors"] == [None]
+    assert series(found) == pytest.approx(series(results[f"dp, {recipe}"]), rel=2**-6)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_products_are_rounded_and_parameters_are_not(results, recipe):
     found, exact = results[f"dp, {recipe}"], results["dp, None"]
     assert series(found) != series(exact)
@@ -97,10 +188,18 @@ def test_neither_the_last_layer_nor_routers_nor_odd_sizes_nor_layers_of_another_
     ]  # fmt: skip
 
 
-def refusal(model, device=CPU, recipe=Float8Recipe.ROWWISE):
+def refusal(model, device=CPU, recipe=Float8Recipe.ROWWISE, degree=1):
     with pytest.raises(InvalidConfiguration) as refused:
-        multiply_in_float8(model, recipe, device)
+        multiply_in_float8(model, recipe, device, degree)
     return str(refused.value)
+
+
+def test_a_tensor_groups_ranks_have_multiples_of_16():
+    assert linear_layers(nn.Sequential(nn.Linear(64, 32), nn.Linear(48, 64), nn.Linear(64, 48), nn.ReLU()), 2) == {"0"}
+    assert refusal(Model(), degree=4) == (
+        "`training.float8`: the model has no nn.Linear, except its last one, whose sizes are multiples of 16 x"
+        " `parallelism.tensorParallelDegree` 4: remove the field"
+    )
 
 
 def test_a_model_without_such_layers_is_refused():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import Dataset, Subset
 
-from tests.unit.trainer.user_code import double_samples
+from tests.unit.trainer.user_code import double_gpt, double_moe_gpt, double_samples
 
 
 def of_layers(function: str, **config: Any) -> dict[str, Any]:
@@ -28,6 +28,34 @@ class Residual(nn.Sequential):
 
 def residual() -> nn.Module:
     return Residual(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+
+
+def exact_gpt(experts: bool = False, **config: Any) -> nn.Module:
+    """A Gpt that computes in FP32 whatever the job's precision, so that nothing is rounded but by layers of its own.
+
+    Without experts, each row of a feed-forward layer has one weight that is much larger than the others, and never
+    counts: by its scale, the others keep a few bits in FP8.
+    """
+    if experts:
+        return _exact(double_moe_gpt(**config).float())
+    module = double_gpt(double=False, **config)
+    with torch.no_grad():
+        for block in module.blocks:
+            block.feed_forward[0].bias[0] = -100.0
+            block.feed_forward[2].weight[:, 0] = 2.0**12
+    return _exact(module)
+
+
+def exact_transformers(family: str, **config: Any) -> nn.Module:
+    """As exact_gpt, of transformers."""
+    from tests.unit.trainer.transformers_code import double_transformers
+
+    return _exact(double_transformers(family, **config).float())
+
+
+def _exact(module: nn.Module) -> nn.Module:
+    module.forward = torch.autocast("cpu", enabled=False)(module.forward)  # type: ignore[method-assign]
+    return module
 
 
 class Fork(nn.Linear):
