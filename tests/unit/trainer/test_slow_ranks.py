@@ -1,10 +1,15 @@
 """Real ranks of which one takes its time: it is named by what it does itself, and not by what all wait for."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from tests.unit.trainer.layouts import SHARD
+from disttrain_trainer.metrics import own_time
+from disttrain_trainer.metrics.results import Passes
+from disttrain_trainer.runtime.device import GLOO, Device
+from tests.unit.trainer.layouts import FULL, SHARD, TENSOR
 from tests.unit.trainer.worlds import run_cases, small
 
 CODE = "tests.unit.trainer.slow_rank_code"
@@ -27,12 +32,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
     "slow passes of several microbatches": (model(**SLOW) | {"gradientAccumulationSteps": 2}, {}, 1),
     "slow samples": (data(**SLOW), {}, 1),
     "slow samples of shards": (data(**SLOW), {SHARD: 2}, 1),
+    "slow passes of shards": (model(**SLOW), {SHARD: 2}, 1),
+    "slow passes of shards in several microbatches": (
+        model(**SLOW) | {"gradientAccumulationSteps": 2},
+        {SHARD: 2},
+        1,
+    ),
+    "slow passes of shards, recomputed": (model(**SLOW) | FULL, {SHARD: 2}, 1),
+    "passes of shards alike": (model(**ALIKE), {SHARD: 2}, None),
     "slow samples of replicas that train alone": (data(**SLOW), LOCAL, 1),
     "slow passes of such replicas": (model(**SLOW), LOCAL, 1),
     "passes alike": (model(**ALIKE), {}, None),
     "samples alike": (data(**ALIKE), {}, None),
     "less than the factor": (model(seconds=0.01, of_rank_1=0.0125), {}, None),
-    "shards, which wait in their passes": (model(**SLOW), {SHARD: 2}, None),
+    "tensor groups, which wait in their passes": (model(**SLOW), {TENSOR: 2}, None),
     "stages that differ": (model(**SLOW), PIPELINE, None),
 }
 
@@ -48,4 +61,22 @@ def test_the_slow_rank_is_reported(results: dict[str, dict[str, Any]], name: str
     assert results[name]["errors"] == [None]
     slow = results[name]["report"].slow_rank
     assert (None if slow is None else slow.rank) == CASES[name][2]
+    # What it does takes 1.4 times as long: that is all that counts, and no wait.
+    assert slow is None or slow.seconds == pytest.approx(1.4 * slow.others_seconds, rel=0.001)
     assert all(line.keys() >= OWN for line in results[name]["metrics"] if "lr" in line)
+
+
+def test_waits_are_marked_after_a_line_of_the_log_and_then_once_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = own_time.PassClock(Device(torch.device("cpu"), GLOO), SimpleNamespace(begin=lambda: None, end=list))
+
+    def passes_at(now: float) -> Passes | None:
+        monkeypatch.setattr(own_time, "time", SimpleNamespace(monotonic=lambda: now))
+        clock.begin()
+        loss = torch.ones((), requires_grad=True) * 2
+        clock.end_with(loss)
+        loss.backward()
+        return clock.take()
+
+    assert [passes_at(now) is not None for now in (10.0, 10.5, 10.9, 11.0, 11.1)] == [True, False, False, True, False]
+    clock.restart()
+    assert passes_at(11.2) is not None

@@ -1,12 +1,14 @@
 """How long a rank works on a step by itself: without the time in which it waits for other ranks."""
 
+import time
 from collections.abc import Sequence
 from statistics import median_low
 
 from torch import Tensor
 from torch.autograd import Variable
 
-from disttrain_trainer.metrics.results import Span, StepResult
+from disttrain_trainer.metrics.results import Passes, StepResult
+from disttrain_trainer.metrics.waits import Waits
 from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 from disttrain_trainer.parallel.sharded import is_sharded
 from disttrain_trainer.runtime.config import Config
@@ -14,15 +16,33 @@ from disttrain_trainer.runtime.device import Device, Mark
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
 
+APART_SECONDS = 1.0
+"""The least between two steps of shards whose passes are timed, but for the first one after a line of the log."""
+
 
 def computes_alone(config: Config, world: World, state: State) -> bool:
     """Return whether this rank waits for no other one within its forward and backward passes: replicas, and stages of a
     pipeline between their messages. Elsewhere the time of a pass is that of the slowest rank, on all of them."""
-    parallelism = config.job.parallelism
     return (
         world.mesh.parts == world.mesh.replicate
-        and world.mesh.tensor == 1
         and not is_sharded(config.training, world)
+        and _is_whole(config, world, state)
+    )
+
+
+def waits_of(config: Config, world: World, state: State) -> Waits | None:
+    """Return what marks where this rank waits within its passes; None where that is not FSDP2 alone."""
+    mesh = world.mesh
+    gathers = is_sharded(config.training, world) and mesh.parts == mesh.replicate * mesh.shard
+    known = gathers and mesh.expert == 1 and mesh.pipeline == 1 and _is_whole(config, world, state)
+    return Waits(state.model, world.device) if known else None
+
+
+def _is_whole(config: Config, world: World, state: State) -> bool:
+    """Whether layers send nothing to other ranks in their passes, and the sum of gradients computes nothing there."""
+    parallelism = config.job.parallelism
+    return (
+        world.mesh.tensor == 1
         and not parallelism.data_parallel.sync_batch_norm
         and (parallelism.devices_per_process or 1) == 1
         # It waits for the other ranks amid the backward pass.
@@ -31,42 +51,63 @@ def computes_alone(config: Config, world: World, state: State) -> bool:
 
 
 class PassClock:
-    """Times the forward and backward passes of a step, up to where this rank waits for gradients of others."""
+    """Times the forward and backward passes of a step, up to where this rank waits for gradients of others.
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    waits: what marks where they wait before. That is many marks, so only some steps are timed.
+    """
+
+    def __init__(self, device: Device, waits: Waits | None = None) -> None:
+        self._device, self._waits = device, waits
         self._begin: Mark = 0.0
-        self._end: Mark | None = None
+        self._passes: Passes | None = None
+        self._timed = False
+        self._due = 0.0
+        """Moment from which on another step is timed."""
 
     def begin(self) -> None:
         """The passes begin."""
-        self._begin, self._end = self._device.mark(), None
+        now = time.monotonic()
+        self._passes, self._timed = None, self._waits is None or now >= self._due
+        if not self._timed:
+            return
+        if self._waits is not None:
+            self._due = now + APART_SECONDS
+            self._waits.begin()
+        self._begin = self._device.mark()
 
     def end_with(self, loss: Tensor) -> None:
         """They end when all gradients of this loss, the last one, are computed."""
-        if loss.requires_grad:
+        if loss.requires_grad and self._timed:
             loss.register_hook(self._queue_mark)
 
-    def take(self) -> Span | None:
-        """Return when they began and ended; None: they have not ended."""
-        return None if self._end is None else (self._begin, self._end)
+    def take(self) -> Passes | None:
+        """Return when they began, waited and ended; None: they are not timed, or have not ended."""
+        return self._passes
+
+    def restart(self) -> None:
+        """Time the next step: a line of the log is due."""
+        self._due = 0.0
 
     def _queue_mark(self, _: Tensor) -> None:
         # Autograd calls these in their order, and DDP adds its own, which waits, with its last bucket.
         Variable._execution_engine.queue_callback(self._mark)
 
     def _mark(self) -> None:
-        self._end = self._device.mark()
+        waits = () if self._waits is None else self._waits.end()
+        self._passes = Passes((self._begin, self._device.mark()), waits)
 
 
 def own_seconds(results: Sequence[StepResult], device: Device, computed: float | None = None) -> float:
     """Return the median over the steps, which the device has done, of this rank's own time. computed: seconds per step
     of its passes, where these are not in the results."""
+    timed = [one for one in results if one.passes is not None] or results
     return median_low(
-        device.seconds_of_both(one.loading_seconds, _computed(one, device) if computed is None else computed)
-        for one in results
+        device.seconds_of_both(one.loading_seconds, _computed(one.passes, device) if computed is None else computed)
+        for one in timed
     )
 
 
-def _computed(result: StepResult, device: Device) -> float:
-    return 0.0 if result.passes is None else device.seconds(*result.passes)
+def _computed(passes: Passes | None, device: Device) -> float:
+    if passes is None:
+        return 0.0
+    return device.seconds(*passes.span) - sum(device.seconds(*wait) for wait in passes.waits)

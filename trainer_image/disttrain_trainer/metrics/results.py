@@ -4,18 +4,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from disttrain_trainer.moe.step import RoutingFigures
 from disttrain_trainer.parallel.gradient_norm import GradientNorm
-from disttrain_trainer.runtime.device import Mark
+from disttrain_trainer.runtime.device import Span
 from disttrain_trainer.runtime.mesh import World
 
-Span = tuple[Mark, Mark]
-"""From one moment in the work of a device to a later one."""
+
+class Passes(NamedTuple):
+    """A step's forward and backward passes."""
+
+    span: Span
+    waits: Sequence[Span] = ()
+    """Where they waited for other ranks."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ class StepResult:
     rate: float
     """Learning rate."""
     loading_seconds: float
-    passes: Span | None = None
-    """This rank's own forward and backward passes; None where it waits for others within them, or they are timed by
-    the layout."""
+    passes: Passes | None = None
+    """None where they are not timed: in some steps of shards, where it is not known how long they wait for other ranks,
+    and where the layout times them."""
     gradient_bytes: int | None = None
     """What this rank has sent for gradients; None where nobody counts it."""
     routing: RoutingFigures | None = None

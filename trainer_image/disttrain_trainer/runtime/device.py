@@ -29,6 +29,8 @@ GLOO = "cpu:gloo,cuda:gloo"
 
 Mark = float | torch.cuda.Event
 """A moment in the work of a device."""
+Span = tuple[Mark, Mark]
+"""From one moment to a later one."""
 
 GPU_KERNELS = "CUDA"
 """torch's dispatch key of tensors on GPUs."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from disttrain_trainer.data.batches import Microbatch
 from disttrain_trainer.data.sampler import Cursor
-from disttrain_trainer.metrics.own_time import PassClock, computes_alone, own_seconds
+from disttrain_trainer.metrics.own_time import PassClock, computes_alone, own_seconds, waits_of
 from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
 from disttrain_trainer.optim.schedules import learning_rate
@@ -60,7 +60,9 @@ class Synchronous(SumOverRanks):
         self._next: Batch | None = None
         self._settled = False
         self._alone = computes_alone(around.config, around.world, around.state)
-        self.clock = PassClock(around.world.device) if self._alone and own_time is not None else None
+        waits = waits_of(around.config, around.world, around.state) if own_time is not None else None
+        timed = own_time is not None and (self._alone or waits is not None)
+        self.clock = PassClock(around.world.device, waits) if timed else None
 
     def run(self, until: int) -> Iterator[StepResult]:
         self.saving = False
@@ -163,7 +165,9 @@ class Synchronous(SumOverRanks):
 
     def _own_time(self, results: Sequence[StepResult]) -> float:
         """Return the seconds per step that this rank has worked by itself: where ranks wait for each other within their
-        passes, what it took to load samples."""
+        passes, and not for FSDP2 alone, what it took to load samples."""
+        if self.clock is not None:
+            self.clock.restart()
         pipeline = self.state.pipeline
         computed = pipeline.computed_seconds() / len(results) if pipeline is not None and self._alone else None
         return own_seconds(results, self.world.device, computed)
