@@ -126,7 +126,7 @@ def test_a_tensor_group_multiplies_what_one_process_does(of_one_process, of_tens
         # FSDP2, which cuts the experts, computes them in BF16.
         assert series(found) == pytest.approx(series(expected), rel=2**-6)
         return
-    assert series(found) == pytest.approx(series(expected), rel=2**-16)
+    assert series(found) == pytest.approx(series(expected), rel=2**-14)
     require_same_gradients(found["gradients"], expected["gradients"], 2**-8)
 
 
