@@ -5,6 +5,10 @@ knows the pods of all; the agents are one server on the loopback interface, in a
 step, so each would wake its job; what the operator then decides and writes is not part of this. The age of a job's
 figures is the time between two answers of its agent; the reference is the pace.
 
+A gang that hangs: the last rank of the last pod is stopped, and the others wait for it. From then until the operator's
+code names that rank, which it does where all agents of the gang have answered four times; the reference is three median
+steps and two seconds. The agents are that one server, so gangs share a processor with all of their agents.
+
 An agent beside its ranks: a local run of two ranks, whose agent is asked once in 10 s, and CPU by /proc.
 """
 
@@ -12,6 +16,7 @@ An agent beside its ranks: a local run of two ranks, whose agent is asked once i
 
 import asyncio
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -33,11 +38,18 @@ from benchmarks import harness
 from benchmarks.local_agents import INTERVAL_SECONDS, PER_SECOND, LocalAgent, asking, polled, world_of
 from benchmarks.local_job import TRAINING, running
 from benchmarks.local_start import DISTTRAIN
+from benchmarks.simulated_agents import PACE, HangingPod
+from benchmarks.simulated_agents import RANKS as SIMULATED_RANKS
+from disttrain_operator.agent_client import Agent
 
 ROUNDS, QUICK_ROUNDS = 4, 1
 RANKS = 2
 PODS = 10
 """A job has so many. The operator asks the agent of the first one."""
+GANGS, HANGS, QUICK_HANGS = (4, 64, 125), 10, 3
+"""Pods of a gang that hangs, and how often one of them does."""
+HANG_AFTER, PATIENCE_SECONDS = (2.0, 3.0), 60.0
+"""At any moment between two rounds of the operator."""
 
 
 @contextmanager
@@ -106,6 +118,48 @@ async def ask_many(jobs: int, pods: int, port: int, rounds: int) -> Seen:
     return seen
 
 
+async def hang(pods: int, port: int) -> tuple[float, float, bool]:
+    """Seconds from a hang of a gang of so many pods until a rank is named, CPU seconds of the operator meanwhile, and
+    whether it is the right one."""
+    job = a_job(0)
+    job["spec"]["workers"]["replicas"] = pods
+    began, known, named = time.monotonic() + random.uniform(*HANG_AFTER), asyncio.Event(), asyncio.Event()
+
+    def wake(uid: str) -> None:
+        live = agents.live(uid)
+        if live is not None and live.suspicion is not None:
+            named.set()
+        known.set()
+
+    async with asking(lambda agent: port) as ask_one_of:
+
+        async def ask(agent: Agent, token: str, path: str) -> bytes:
+            return await ask_one_of(agent, HangingPod(token, agent.index, pods - 1, began).token, path)
+
+        async with polled(world_of([job], pods), {"uid-0": "uid-0"}, wake, ask) as agents:
+            await known.wait()
+            await asyncio.sleep(began - time.monotonic())
+            cpu = time.process_time()
+            await asyncio.wait_for(named.wait(), PATIENCE_SECONDS)
+            taken, spent = time.monotonic() - began, time.process_time() - cpu
+            live = agents.live("uid-0")
+            assert live is not None
+            assert live.suspicion is not None
+            return taken, spent, live.suspicion.blame.rank == pods * SIMULATED_RANKS - 1
+
+
+def hangs(pods: int, times: int) -> Iterator[harness.Row]:
+    """Rows for gangs of so many pods that hang one after the other."""
+    with simulated() as port:
+        found = [asyncio.run(hang(pods, port)) for _ in range(times)]
+    seconds, cpu, right = zip(*found, strict=True)
+    name = f"a gang of {pods} pods hangs"
+    yield harness.row(f"{name}: named after", "s", seconds, [3 * PACE.median_seconds + 2])
+    yield harness.Row(f"{name}: named after, longest", max(seconds), "s", 3 * PACE.median_seconds + 2, times)
+    yield harness.row(f"{name}: CPU of the operator", "s", cpu)
+    yield harness.Row(f"{name}: the right rank is named", sum(right), "of them", times, times)
+
+
 def memory_mib() -> float:
     """Resident memory of this process."""
     return float(psutil.Process().memory_info().rss) / 2**20
@@ -171,6 +225,8 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     yield from scale(1_000, PODS, QUICK_ROUNDS if quick else ROUNDS)
     if not quick:
         yield from scale(10_000, 1, QUICK_ROUNDS)
+    for pods in GANGS:
+        yield from hangs(pods, QUICK_HANGS if quick else HANGS)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ MAX_PLACE = 200
 MAX_SENTENCE = 500
 MAX_RANKS_PER_POD = 256
 MAX_AWAITED = 64
-MAX_STACKS_ANSWER_BYTES = 4 * 1024 * 1024
+MAX_STACKS_ANSWER_BYTES = 256 * 1024
+"""The largest answer that is read of the main threads of a pod: 256 bytes for each of 1,024 calls."""
 MAX_AGENT_ANSWER_BYTES = 1024 * 1024
 """The largest answer that is read from an agent: 4 KiB for each of 256 ranks."""
 _MAX_UID = 128
@@ -263,6 +264,25 @@ class _Stacks(_Report):
 
 STOPPED = "it does not answer: a signal has stopped it"
 """In place of the stacks of a rank that is stopped."""
+
+
+MAX_CALLS, _LEAST_CALLS, _MAX_CALLS_OF_POD = 32, 4, 1024
+MAX_STACK_BYTES = 8 * 1024
+"""Of a rank's main thread."""
+_MAIN_THREAD = "Current thread "
+
+
+def main_thread(text: str, ranks: int) -> str:
+    """Return the innermost calls of the thread that answered, which is the main one, in what faulthandler has written;
+    the begin of a text that is something else.
+
+    ranks: of the pod, which share what an answer may have. With as many ranks it is as many calls, whatever their
+    length: the stacks of two ranks stay alike.
+    """
+    _, found, rest = text.partition(_MAIN_THREAD)
+    calls = max(_LEAST_CALLS, min(MAX_CALLS, _MAX_CALLS_OF_POD // max(1, ranks)))
+    lines = rest.partition("\n\n")[0].partition("\nThread ")[0].split("\n", calls + 1)[: calls + 1]
+    return (found + "\n".join(lines) if found else text)[:MAX_STACK_BYTES]
 
 
 def decode_stacks(data: bytes, ranks: range) -> dict[int, str]:

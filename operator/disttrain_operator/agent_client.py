@@ -27,11 +27,13 @@ class Agent:
     port: int
     index: int = 0
     """Number of the worker."""
+    most_bytes: int = MAX_AGENT_ANSWER_BYTES
+    """Of an answer."""
 
 
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
-STATUS_PATH, STACKS_PATH = "/v1/status", "/v1/stacks"
+STATUS_PATH, STACKS_PATH = "/v1/status", "/v1/stacks?thread=main"
 _MOST_BYTES = {STATUS_PATH: MAX_AGENT_ANSWER_BYTES, STACKS_PATH: MAX_STACKS_ANSWER_BYTES, CHECKPOINT_PATH: 4096}
 
 
@@ -82,6 +84,6 @@ def over_http(session: aiohttp.ClientSession) -> Ask:
         async with session.request(method, url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise aiohttp.ClientError(f"it answers {response.status}")
-            return await read_body(response, _MOST_BYTES[path])
+            return await read_body(response, min(_MOST_BYTES[path], agent.most_bytes))
 
     return ask

@@ -2,15 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import and_
+from typing import TypeVar
 
-from disttrain_api.report import decode_agent_status, decode_stacks
+from disttrain_api.report import (
+    MAX_STACK_BYTES,
+    MAX_STACKS_ANSWER_BYTES,
+    decode_agent_status,
+    decode_stacks,
+    main_thread,
+)
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.decide.observed import Stall, Suspicion
-from disttrain_operator.decide.stacks import MAX_READ, blame_of, main_stack
+from disttrain_operator.decide.stacks import blame_of, main_stack
 from disttrain_operator.decide.suspicion import (
     LOOKS_APART_SECONDS,
     SLACK_SECONDS,
@@ -18,32 +25,43 @@ from disttrain_operator.decide.suspicion import (
     standstill_of,
     suspect,
 )
+from disttrain_operator.kube.slots import Slots
 from disttrain_operator.snapshot import World
 
 logger = logging.getLogger(__name__)
 
-_MOST_ASKED, _ASKED_AT_A_TIME = 64, 4
-"""Pods of a gang whose stacks are read: each answer may have megabytes."""
+MOST_PODS = 128
+"""Of a gang that are asked: 1,024 ranks in pods of 8."""
+AT_A_TIME, _MOST_BYTES = 128, MAX_STACKS_ANSWER_BYTES
+"""Agents of all gangs that are asked, and what each may answer: 32 MiB together. So a gang is asked at once."""
+GANGS_AT_A_TIME, _MOST_LETTERS = 4, 8 * 2**20
+"""Gangs whose stacks are kept until all of their agents have answered, and what is kept of each."""
+
+Found = TypeVar("Found")
 
 
 class GangStacks:
-    """Asks the agents of a gang where its ranks are."""
+    """Asks the agents of gangs where their ranks are. The namespaces of the gangs take turns."""
 
     def __init__(
         self, world: World, token_of: Callable[[str], str], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """`token_of`: the token of a job's agents, by its uid. sleep: lets seconds pass."""
         self._world, self._token_of, self._sleep = world, token_of, sleep
+        self._agents, self._gangs = Slots(AT_A_TIME), Slots(GANGS_AT_A_TIME)
 
     async def located(self, first: Agent, ask: Ask, stall: Stall) -> Stall | None:
         """Return the stall with where its rank is, and which rank holds up the others; None where the agent of the
         first worker does not say: then it is asked again. A program that is not the trainer cannot be asked."""
         if not stall.in_training:
             return stall
-        stacks = await self._stacks(self._gang_of(first), ask)
-        if stall.rank not in stacks:
-            return None
-        return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame_of(stacks))
+
+        def located(stacks: Mapping[int, str]) -> Stall | None:
+            if stall.rank not in stacks:
+                return None
+            return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame_of(stacks))
+
+        return await self._in_stacks(self._gang_of(first), ask, located)
 
     async def suspicion(self, first: Agent, ask: Ask) -> Suspicion | None:
         """Return which rank hangs, where the ranks of all pods stand still, as soon as that can be known; None where
@@ -51,11 +69,15 @@ class GangStacks:
         gang = self._gang_of(first)
         if not self._is_whole(gang) or await self._lasting(gang, ask, SLACK_SECONDS - LOOKS_APART_SECONDS) is None:
             return None
-        former = blame_of(await self._stacks(gang, ask))
-        if former is None:
-            return None
-        await self._sleep(LOOKS_APART_SECONDS)
-        latter = blame_of(await self._stacks(gang, ask))
+        # From begin to begin: how long a look takes depends on the gang.
+        passes = asyncio.ensure_future(self._sleep(LOOKS_APART_SECONDS))
+        try:
+            if (former := await self._in_stacks(gang, ask, blame_of)) is None:
+                return None
+            await passes
+        finally:
+            passes.cancel()
+        latter = await self._in_stacks(gang, ask, blame_of)
         # After both looks: what still stands still has not moved between them.
         standstill = await self._lasting(gang, ask, SLACK_SECONDS)
         return None if standstill is None else suspect(former, latter, standstill)
@@ -63,7 +85,7 @@ class GangStacks:
     def _is_whole(self, gang: list[Agent]) -> bool:
         """Whether they are the agents of all workers, as far as these are asked."""
         job = self._world.job(gang[0].job_uid) if gang else None
-        return job is not None and job.spec is not None and len(gang) == min(job.spec.workers.replicas, _MOST_ASKED)
+        return job is not None and job.spec is not None and len(gang) == min(job.spec.workers.replicas, MOST_PODS)
 
     async def _lasting(self, gang: list[Agent], ask: Ask, slack: float) -> Standstill | None:
         """Wait until no rank of any pod has ended a step for `slack` longer than their own steps take; None where one
@@ -79,7 +101,7 @@ class GangStacks:
 
         async def of_pod(one: Agent) -> Standstill | None:
             try:
-                status = decode_agent_status(await ask(one, self._token_of(one.job_uid), STATUS_PATH))
+                status = decode_agent_status(await self._answer(one, ask, STATUS_PATH))
             except Exception as error:
                 logger.debug("the agent of pod %s at %s does not answer: %r", one.pod_uid, one.host, error)
                 return None
@@ -94,28 +116,32 @@ class GangStacks:
         pods = [] if key is None else self._world.pods.group(f"{key.namespace}/{first.job_uid}")
         found = (agent_of(first.job_uid, pod, any_worker=True) for pod in pods)
         gang = [one for one in found if one is not None and one.attempt == first.attempt]
-        return [one for one in gang if one.index < _MOST_ASKED]
+        return [replace(one, most_bytes=_MOST_BYTES) for one in gang if one.index < MOST_PODS]
 
-    async def _stacks(self, gang: list[Agent], ask: Ask) -> dict[int, str]:
-        """The stacks of the ranks of all pods that tell them."""
-        slots = asyncio.Semaphore(_ASKED_AT_A_TIME)
+    async def _in_stacks(self, gang: list[Agent], ask: Ask, read: Callable[[Mapping[int, str]], Found]) -> Found:
+        """What is read in the stacks of the ranks of all pods that tell them."""
+        async with self._gangs.of(self._namespace(gang)):
+            found = await asyncio.gather(*(self._stacks_of(one, ask, len(gang)) for one in gang))
+            return read({rank: text for of_pod in found for rank, text in of_pod.items()})
 
-        async def stacks_of(one: Agent) -> dict[int, str]:
-            async with slots:
-                return await self._stacks_of(one, ask)
-
-        found = await asyncio.gather(*map(stacks_of, gang))
-        return {rank: text for of_pod in found for rank, text in of_pod.items()}
-
-    async def _stacks_of(self, agent: Agent, ask: Ask) -> dict[int, str]:
-        """The stacks of the ranks of an agent's pod; none where it does not tell them."""
+    async def _stacks_of(self, agent: Agent, ask: Ask, pods: int) -> dict[int, str]:
+        """The main stacks of the ranks of an agent's pod; none where it does not tell them. pods: of the gang."""
         job = self._world.job(agent.job_uid)
         each = job.spec.workers.ranks_per_pod if job is not None and job.spec is not None else 0
         try:
-            answer = await ask(agent, self._token_of(agent.job_uid), STACKS_PATH)
+            answer = await self._answer(agent, ask, STACKS_PATH)
         except Exception as error:
             logger.info("the agent of pod %s at %s does not tell its stacks: %r", agent.pod_uid, agent.host, error)
             return {}
         found = decode_stacks(answer, range(agent.index * each, (agent.index + 1) * each))
-        # What is read of each: the answers of a gang have more than is kept at a time.
-        return {rank: text[:MAX_READ] for rank, text in found.items()}
+        # Agents of earlier versions answer with all threads.
+        letters = min(MAX_STACK_BYTES, _MOST_LETTERS // max(1, pods * each))
+        return {rank: main_thread(text, each)[:letters] for rank, text in found.items()}
+
+    async def _answer(self, agent: Agent, ask: Ask, path: str) -> bytes:
+        async with self._agents.of(self._namespace([agent])):
+            return await ask(agent, self._token_of(agent.job_uid), path)
+
+    def _namespace(self, gang: list[Agent]) -> str:
+        key = self._world.key_of(gang[0].job_uid) if gang else None
+        return "" if key is None else key.namespace

@@ -3,7 +3,7 @@
     GET /healthz                    without a token
     GET /v1/status                  AgentStatus
     GET /v1/logs?rank=R&tail=N      the last lines of a rank
-    GET /v1/stacks                  the stacks of all ranks
+    GET /v1/stacks?thread=T         the stacks of all ranks; T: main, or all
     POST /v1/checkpoint             ask the ranks for a checkpoint
 
 Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
@@ -93,7 +93,10 @@ class Api:
         return {"rank": rank, "lines": lines}
 
     async def _stacks(self, request: web.BaseRequest) -> Any:
-        return {"stacks": await self._look.stacks()}
+        thread = request.query.get("thread", "all")
+        if thread not in ("main", "all"):
+            raise RefusedError(400, "`thread` must be main or all")
+        return {"stacks": await self._look.stacks(main=thread == "main")}
 
     async def _checkpoint(self, request: web.BaseRequest) -> Any:
         if not self._look.ask_for_checkpoint():

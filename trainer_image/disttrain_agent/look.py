@@ -12,7 +12,7 @@ from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.reports import Reports
 from disttrain_agent.step_clock import StepClock
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, RankStatus, RestartsInPlace
+from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, RankStatus, RestartsInPlace, main_thread
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
@@ -96,12 +96,14 @@ class Look:
         process = self._process(rank)
         return None if process is None else process.output.last(lines)
 
-    async def stacks(self) -> dict[str, str]:
-        """Return the stacks of each rank's threads, or why they cannot be had, by the rank."""
+    async def stacks(self, *, main: bool = False) -> dict[str, str]:
+        """Return the stacks of each rank's threads, or why they cannot be had, by the rank. main: those of the main
+        threads alone, the innermost calls."""
         async with self._asking:
             ranks = self._processes.ranks
             found = await asyncio.gather(*(self._stacks(process) for process in ranks))
-            return {str(process.rank): text for process, text in zip(ranks, found, strict=True)}
+            texts = (main_thread(text, len(ranks)) for text in found) if main else found
+            return {str(process.rank): text for process, text in zip(ranks, texts, strict=True)}
 
     def ask_for_checkpoint(self) -> bool:
         """Ask the ranks for a checkpoint; False where none of them would write one."""

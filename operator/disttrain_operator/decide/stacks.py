@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from disttrain_api.bounds import cut
-from disttrain_api.report import STOPPED
+from disttrain_api.report import MAX_STACK_BYTES, STOPPED, main_thread
 from disttrain_operator.decide.observed import Blame
 
 _MAX_LINE_BYTES = 1200
-MAX_READ = 64 * 1024
-"""Letters of a rank's stacks that are looked at."""
 _CALLS_OF_OTHERS = 3
 """Shown of a rank that waits: the rest is alike on all of them."""
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
-_THIS_THREAD = "Current thread "
 _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_(trainer|session)/(?!data/)")
 """Where the innermost call of a rank is that waits for others: a collective call of C++ has no frame of its own, and
 DDP's run in the backward pass."""
@@ -73,12 +70,10 @@ def _others(calls: Mapping[int, list[_Call]], stacks: Mapping[int, str]) -> str:
 
 def _calls(text: str) -> list[_Call]:
     """The calls of the thread that answered, the innermost first; none where it did not."""
-    text = text[:MAX_READ]
-    thread = text.partition(_THIS_THREAD)[2].partition("\n\n")[0].partition("\nThread ")[0]
-    return [_Call(*found) for found in _FRAME.findall(thread or text)]
+    return [_Call(*found) for found in _FRAME.findall(main_thread(text, ranks=1))]
 
 
 def _one_line(text: str, calls: list[_Call]) -> str:
     shown = " < ".join(f"{call.name} ({call.path.rpartition('/')[2]}:{call.line})" for call in calls)
-    line = shown or " ".join(text[:MAX_READ].split())
+    line = shown or " ".join(text[:MAX_STACK_BYTES].split())
     return cut("".join(letter if letter.isprintable() else "?" for letter in line), _MAX_LINE_BYTES)

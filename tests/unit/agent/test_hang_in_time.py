@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.local_agents import world_of
 from disttrain_agent.step_clock import StepClock
 from disttrain_api.report import STOPPED
 from disttrain_operator.agent_client import STACKS_PATH, Agent
 from disttrain_operator.agents import Agents
+from disttrain_operator.gang_stacks import MOST_PODS
 from disttrain_trainer.runtime.step_times import StepTimes
-from tests.unit.operator.agent_fleet import STACKS, Fleet, a_pod, an_answer
+from tests.builders import a_raw_job
+from tests.unit.operator.agent_fleet import STACKS, an_answer
 from tests.unit.operator.clocked_loop import JumpingLoop
 
 ANSWER_SECONDS, STACKS_SECONDS = 0.005, 0.11
@@ -22,29 +25,33 @@ STEPS_BEFORE = 27
 
 
 class Hanging:
-    """A job of two pods with a rank each, of which the second one is stopped; the operator asks at its own pace."""
+    """A job of pods with a rank each, of which the last one is stopped; the operator asks at its own pace. The others
+    are all as the first one."""
 
-    def __init__(self, folder: Path, step_seconds: float) -> None:
-        self.step_seconds, self.loop = step_seconds, JumpingLoop()
+    def __init__(self, folder: Path, step_seconds: float, pods: int = 2) -> None:
+        self.step_seconds, self.loop, self.victim = step_seconds, JumpingLoop(), pods - 1
         self.times = [StepTimes(rank, folder, lambda: self.loop.now) for rank in (0, 1)]
         self.clocks = [StepClock(folder, [rank], lambda: self.loop.now) for rank in (0, 1)]
         self.named = asyncio.Event()
+        job = a_raw_job(workers={"replicas": pods})
+        job["metadata"]["resourceVersion"] = "2"
         self.agents = Agents(
-            Fleet(a_pod(), a_pod(1, 1)).world, str, self.news, lambda: True, interval=10, per_second=100, ask=self.ask
-        )
+            world_of([job], pods),
+            *(str, self.news, lambda: True), interval=10, per_second=100, ask=self.ask,
+        )  # fmt: skip
 
     def news(self, uid: str) -> None:
         live = self.agents.live(uid)
-        if live is not None and live.suspicion is not None and live.suspicion.blame.rank == 1:
+        if live is not None and live.suspicion is not None and live.suspicion.blame.rank == self.victim:
             self.named.set()
 
     async def ask(self, agent: Agent, token: str, path: str) -> bytes:
-        rank = agent.index
+        rank, like = agent.index, int(agent.index == self.victim)
         if path == STACKS_PATH:
             await asyncio.sleep(STACKS_SECONDS)
-            return json.dumps({"stacks": {str(rank): STOPPED if rank else WAITS}}).encode()
+            return json.dumps({"stacks": {str(rank): STOPPED if like else WAITS}}).encode()
         await asyncio.sleep(ANSWER_SECONDS)
-        answer, pace = json.loads(an_answer(phase="Training")), self.clocks[rank].pace(rank)
+        answer, pace = json.loads(an_answer(phase="Training")), self.clocks[like].pace(like)
         answer["ranks"][0] |= {"rank": rank, "pace": pace and pace.model_dump(by_alias=True)}
         return json.dumps(answer).encode()
 
@@ -85,3 +92,10 @@ def test_a_rank_that_hangs_is_named_within_three_steps_and_two_seconds_whenever_
     taken = [Hanging(tmp_path, step_seconds).seconds_until_named(1.0 + 0.1 * moment) for moment in range(11)]
     assert min(taken) > 1.0
     assert max(taken) <= 3 * step_seconds + 2.0
+
+
+@pytest.mark.parametrize("pods", [64, MOST_PODS])
+def test_the_size_of_the_gang_does_not_delay_it(tmp_path: Path, pods: int) -> None:
+    """Red where the agents of a gang wait for each other."""
+    taken = [Hanging(tmp_path, 0.3, pods).seconds_until_named(1.0 + moment) for moment in (0.0, 0.5)]
+    assert max(taken) <= 3 * 0.3 + 2.0

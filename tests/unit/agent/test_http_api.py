@@ -32,7 +32,8 @@ from .conftest import Pod
 JOB_TOKEN = "a token of the job"
 TOKEN = agent_token(JOB_TOKEN)
 TRAINING = f"""
-import faulthandler
+import faulthandler, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 sys.path.insert(0, {str(REPOSITORY)!r})
 part = pathlib.Path(os.environ["{Env.REPORT_DIR}"]) / "part"
 faulthandler.register({STACKS_SIGNAL}, file=open(part, "ab", buffering=0))
@@ -182,6 +183,10 @@ def test_stacks_name_the_function_that_a_rank_is_in_and_a_rank_that_is_stopped_s
     run = RunFolder(asked.folder)
     run.write_support({TOKEN_FILE: JOB_TOKEN}, None, [int(asked.changes[Env.AGENT_PORT])])
     assert "where_it_waits" in stacks_of_run(run, 1, ranks_per_pod=2)
+    code, of_main = ask(asked, "/v1/stacks?thread=main")
+    assert (code, of_main["stacks"]["1"].partition(" ")[0]) == (200, "Current")
+    assert "where_it_waits" in of_main["stacks"]["1"]
+    assert ask(asked, "/v1/stacks?thread=1")[0] == 400
     pid = status_of(asked).ranks[0].pid or 0
     os.kill(pid, signal.SIGSTOP)
     assert ask(asked, "/v1/stacks")[1]["stacks"]["1"] == STOPPED

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CONTAINER, Env, Role
-from disttrain_operator.agent_client import Agent, Ask
+from disttrain_operator.agent_client import STACKS_PATH, Agent, Ask
 from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.snapshot import World
@@ -71,7 +71,7 @@ class Fleet:
         return self.agents.live(UID)
 
     async def _ask(self, agent: Agent, token: str, path: str) -> bytes:
-        if path == "/v1/stacks":
+        if path == STACKS_PATH:
             return self.stacks(agent)
         if path == CHECKPOINT_PATH:
             return self.checkpoints(agent)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_REQUEST, CONTAINER, TOKEN_HEADER
-from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES
-from disttrain_operator.agent_client import Agent, Ask, agent_of, over_http
+from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, over_http
 from disttrain_operator.agents import Agents, Turns
 from disttrain_operator.decide.observed import Blame
 from disttrain_operator.kept_pod import keep_pod
@@ -289,18 +290,20 @@ async def test_over_http_the_token_is_sent_and_answers_are_bounded_and_not_follo
             stream = web.StreamResponse()
             await stream.prepare(request)
             await stream.write(an_answer())
-            for _ in range(2 * MAX_STACKS_ANSWER_BYTES // 65536):
+            for _ in range(2 * MAX_AGENT_ANSWER_BYTES // 65536):
                 await stream.write(b" " * 65536)
             return stream
         return web.Response(body=an_answer())
 
     async with served(answers) as (agent, ask):
-        for path in ("/v1/status", "/v1/stacks"):
+        for path in (STATUS_PATH, STACKS_PATH):
             assert await ask(agent, "t", path) == an_answer()
             with pytest.raises(aiohttp.ClientError, match="it answers 302"):
                 await ask(agent, "elsewhere", path)
             with pytest.raises(TooLarge, match="larger than"):
                 await ask(agent, "long", path)
+            with pytest.raises(TooLarge, match="larger than"):
+                await ask(replace(agent, most_bytes=len(an_answer()) - 1), "t", path)
 
 
 def test_requests_come_at_their_rate_whatever_each_takes() -> None:
