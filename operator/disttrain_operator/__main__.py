@@ -44,6 +44,7 @@ from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
 from disttrain_operator.refused import Refused
 from disttrain_operator.settings import Settings, read_settings
+from disttrain_operator.silent_pods import SilentPods
 from disttrain_operator.snapshot import Key, Sources, World, core_collection, job_collection
 from disttrain_operator.token_key import file_or_random_key, key_of_secret
 from disttrain_operator.unreadable import UnreadableReports
@@ -113,7 +114,14 @@ class Operator:
             per_second=settings.progress_per_second,
         )
         self._pod_events = PodEvents(client, world, world.wake, acts)
-        sources = Sources(live_of=self._agents.live, event_of=self._pod_events.event)
+        self._silent_pods = SilentPods(
+            world, lambda uid: agent_token(self._token_of(uid)), self._agents.live, world.wake, acts
+        )
+        sources = Sources(
+            live_of=self._agents.live,
+            unreachable_of=self._silent_pods.unreachable,
+            event_of=self._pod_events.event,
+        )
         if self._gatekeeper is not None:
             sources = replace(sources, admission_of=self._gatekeeper.admission)
         self._site = Site(
@@ -178,6 +186,7 @@ class Operator:
                 tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
+                    tasks.create_task(self._silent_pods.run())
                 if self._history is not None:
                     tasks.create_task(self._history.run())
                 if self._election is not None:

@@ -1,5 +1,6 @@
 """Agents of pods that run: where they listen, how they are asked, and what is believed of an answer."""
 
+import errno
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,14 @@ class Agent:
     most_bytes: int = MAX_AGENT_ANSWER_BYTES
     """Of an answer."""
 
+
+class Unreachable(Exception):  # noqa: N818 - what the agent is
+    """Nothing answers at the address of a pod that runs, not even the kernel: a program that has ended, is stopped or
+    slow lets its kernel refuse or take a connection."""
+
+
+_NOBODY_THERE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT})
+ANSWER_SECONDS, CONNECT_SECONDS = 5.0, 2.0
 
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
@@ -75,15 +84,34 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
     return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
 
 
+def session_for_agents() -> aiohttp.ClientSession:
+    """Return a session for requests to agents."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
+        # What is compressed could become any length.
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+    )
+
+
 def over_http(session: aiohttp.ClientSession) -> Ask:
     """Return how agents are asked."""
 
     async def ask(agent: Agent, token: str, path: str) -> bytes:
         url, headers = f"http://{agent.host}:{agent.port}{path}", {TOKEN_HEADER: token}
         method = "POST" if path == CHECKPOINT_PATH else "GET"
-        async with session.request(method, url, headers=headers, allow_redirects=False) as response:
-            if response.status != 200:
-                raise aiohttp.ClientError(f"it answers {response.status}")
-            return await read_body(response, min(_MOST_BYTES[path], agent.most_bytes))
+        try:
+            async with session.request(method, url, headers=headers, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise aiohttp.ClientError(f"it answers {response.status}")
+                return await read_body(response, min(_MOST_BYTES[path], agent.most_bytes))
+        except aiohttp.ConnectionTimeoutError as error:
+            raise Unreachable("no connection in time") from error
+        except aiohttp.ClientConnectorError as error:
+            if error.errno in _NOBODY_THERE:
+                raise Unreachable(error.strerror) from error
+            raise
 
     return ask

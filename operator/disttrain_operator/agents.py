@@ -16,12 +16,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 
-import aiohttp
-
 from disttrain_api.names import CHECKPOINT_PATH
 from disttrain_api.report import AgentStatus, decode_agent_status
 from disttrain_api.run_policy import LEAST_PROGRESS_DEADLINE_SECONDS
-from disttrain_operator.agent_client import STATUS_PATH, Agent, Ask, agent_of, live_of, over_http
+from disttrain_operator.agent_client import (
+    STATUS_PATH,
+    Agent,
+    Ask,
+    Unreachable,
+    agent_of,
+    live_of,
+    over_http,
+    session_for_agents,
+)
 from disttrain_operator.decide.hang import exceeds, stall_of
 from disttrain_operator.decide.observed import Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
@@ -34,8 +41,6 @@ from disttrain_operator.snapshot import World
 logger = logging.getLogger(__name__)
 
 AT_A_TIME = 64
-ANSWER_SECONDS = 5.0
-CONNECT_SECONDS = 2.0
 WATCH_SECONDS = 1.0
 """Between two rounds, at least."""
 _MOST_SKIPPED = 32
@@ -100,6 +105,8 @@ class Agents:
         """Agents whose ranks take steps, and say how long these take, by job."""
         self._looks: Counter[str] = Counter()
         """How often the gang of a job that stands still was asked which rank hangs, and did not tell."""
+        self._gone: set[str] = set()
+        """Jobs at whose first worker's address nothing has answered."""
         self._failures: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self.counts = {"agent_answers": 0.0, "agent_failures": 0.0, "agent_answers_dropped": 0.0}
@@ -111,14 +118,7 @@ class Agents:
     async def run(self) -> None:
         """Ask, round after round, until cancelled."""
         loop = asyncio.get_running_loop()
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
-            # What is compressed could become any length.
-            auto_decompress=False,
-            headers={"Accept-Encoding": "identity"},
-        ) as session:
+        async with session_for_agents() as session:
             ask = self._ask_with or over_http(session)
             due = loop.time()
             # A round does not wait for the answers of the former: gangs that are looked at take longer than others.
@@ -187,37 +187,44 @@ class Agents:
         status = await self._status(agent, ask)
         live = live_of(agent, status)
         if status is None or live is None:
-            if (other := self._beside(agent)) is not None:
-                await self._ask_beside(other, ask)
+            await self._ask_beside(agent, ask)
             return
         self._watched.pop(uid, None)
         if any(rank.pace is not None for rank in status.ranks):
             self._watched[uid] = agent
         self._failures.pop(uid, None)
-        suspicion = await self._suspicion(agent, status, ask, again=True)
-        live = replace(live, taken_request=await self._pass_on_request(agent, live, ask), suspicion=suspicion)
+        suspicion, missing = await self._at_standstill(agent, status, ask, again=True)
+        request = await self._pass_on_request(agent, live, ask)
+        live = replace(live, taken_request=request, suspicion=suspicion, missing=missing)
         self._keep(uid, replace(live, stall=await self._stall(agent, status, ask, suspicion)))
 
-    async def _ask_beside(self, other: Agent, ask: Ask) -> None:
-        """Learn whether the ranks of another worker wait for the first one's, whose agent does not answer."""
-        uid = other.job_uid
+    async def _ask_beside(self, first: Agent, ask: Ask) -> None:
+        """Learn from another worker's agent whether its ranks wait for the first one's, whose agent does not answer."""
+        uid, other = first.job_uid, self._beside(first)
+        if other is None:
+            return
         try:
-            live = live_of(other, decode_agent_status(await ask(other, self._token_of(uid), STATUS_PATH)))
+            status = decode_agent_status(await ask(other, self._token_of(uid), STATUS_PATH))
         except Exception as error:
             logger.debug("the agent of pod %s at %s does not answer, either: %r", other.pod_uid, other.host, error)
             return
-        if live is not None:
+        live = live_of(other, status)
+        if status is not None and live is not None:
             self.counts["agent_answers"] += 1
             self._failures.pop(uid, None)
-            self._keep(uid, live)
+            still = standstill_of(status) is not None
+            self._keep(uid, replace(live, missing=await self._stacks.missing(first, ask)) if still else live)
 
     async def _look_again(self, agent: Agent, ask: Ask) -> None:
         uid = agent.job_uid
         status, live = await self._status(agent, ask), self._live.get(uid)
-        if status is None or live is None or live.pod_uid != agent.pod_uid:
+        if status is None:
+            await self._ask_beside(agent, ask)
             return
-        suspicion = await self._suspicion(agent, status, ask, again=False)
-        live = replace(live, suspicion=suspicion)
+        if live is None or live.pod_uid != agent.pod_uid:
+            return
+        suspicion, missing = await self._at_standstill(agent, status, ask, again=False)
+        live = replace(live, suspicion=suspicion, missing=missing)
         if suspicion is not None:
             # Others wait for the next round for figures.
             live = replace(live, stall=await self._stall(agent, status, ask, suspicion))
@@ -226,9 +233,12 @@ class Agents:
     async def _status(self, agent: Agent, ask: Ask) -> AgentStatus | None:
         """What an agent answers; None: nothing that counts. It is then asked less often."""
         uid = agent.job_uid
+        self._gone.discard(uid)
         try:
             answer = await ask(agent, self._token_of(uid), STATUS_PATH)
         except Exception as error:
+            if isinstance(error, Unreachable):
+                self._gone.add(uid)
             # Whatever it is, it costs this job's figures and nothing else.
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
             self._failed(uid, "agent_failures")
@@ -245,19 +255,24 @@ class Agents:
             self._live[uid] = live
             self._wake(uid)
 
-    async def _suspicion(self, agent: Agent, status: AgentStatus, ask: Ask, *, again: bool) -> Suspicion | None:
-        """Return which rank hangs, where the ranks stand still; it stays the same for as long as they do. again:
-        whether a gang is looked at again after _MOST_LOOKS that named nobody."""
+    async def _at_standstill(
+        self, agent: Agent, status: AgentStatus, ask: Ask, *, again: bool
+    ) -> tuple[Suspicion | None, frozenset[int]]:
+        """Return which rank hangs, and which workers are missing, where the ranks stand still; the first stays the same
+        for as long as they do. again: whether a gang is looked at again after _MOST_LOOKS that named nobody, or after
+        workers were found missing."""
         uid, live = agent.job_uid, self._live.get(agent.job_uid)
         if standstill_of(status) is None:
             del self._looks[uid]
-            return None
-        if live is not None and live.suspicion is not None and live.pod_uid == agent.pod_uid:
-            return live.suspicion
+            return None, frozenset()
+        known = live is not None and live.pod_uid == agent.pod_uid
+        if live is not None and known and (live.suspicion is not None or (live.missing and not again)):
+            return live.suspicion, live.missing
         if self._looks[uid] >= _MOST_LOOKS and not again:
-            return None
+            return None, frozenset()
         self._looks[uid] += 1
-        return await self._stacks.suspicion(agent, ask)
+        suspicion = await self._stacks.suspicion(agent, ask)
+        return suspicion, frozenset() if suspicion is not None else await self._stacks.missing(agent, ask)
 
     async def _pass_on_request(self, agent: Agent, live: Live, ask: Ask) -> str | None:
         """Ask the ranks for a checkpoint where somebody has asked the job for another one since, or the ranks that took
@@ -294,14 +309,16 @@ class Agents:
         return await self._stacks.located(agent, ask, stall)
 
     def _beside(self, first: Agent) -> Agent | None:
-        """The agent that is asked where the first worker's does not answer; None where the first one's node reports."""
+        """The agent that is asked where the first worker's does not answer; None where the first one's node reports and
+        something is at its address."""
         key = self._world.key_of(first.job_uid)
         pods = [] if key is None else self._world.pods.group(f"{key.namespace}/{first.job_uid}")
         found = [(agent_of(first.job_uid, pod, any_worker=True), _is_silent(pod)) for pod in pods]
         gang = [(one, silent) for one, silent in found if one is not None and one.attempt == first.attempt]
-        if (first, True) not in gang:
+        if (first, True) not in gang and first.job_uid not in self._gone:
             return None
-        return min((one for one, silent in gang if not silent), key=lambda one: one.index, default=None)
+        others = (one for one, silent in gang if not silent and one != first)
+        return min(others, key=lambda one: one.index, default=None)
 
     def _failed(self, uid: str, counted_as: str) -> None:
         self.counts[counted_as] += 1
@@ -321,6 +338,7 @@ class Agents:
             for uid in [uid for uid in memory if uid not in uids]:
                 del memory[uid]
         # The next attempt of the job is asked for what the former one has not written.
+        self._gone &= uids
         for uid in [uid for uid in self._taken if self._world.key_of(uid) is None]:
             del self._taken[uid]
 

@@ -15,9 +15,9 @@ from disttrain_api.report import (
     decode_stacks,
     main_thread,
 )
-from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, Unreachable, agent_of, live_of
 from disttrain_operator.decide.observed import Stall, Suspicion
-from disttrain_operator.decide.stacks import blame_of, main_stack
+from disttrain_operator.decide.stacks import blame_of, main_stack, wait_for_others
 from disttrain_operator.decide.suspicion import (
     LOOKS_APART_SECONDS,
     SLACK_SECONDS,
@@ -82,6 +82,25 @@ class GangStacks:
         standstill = await self._lasting(gang, ask, SLACK_SECONDS)
         return None if standstill is None else suspect(former, latter, standstill)
 
+    async def missing(self, first: Agent, ask: Ask) -> frozenset[int]:
+        """Return the workers at whose addresses nothing answers, while the ranks of all others stand still and wait for
+        other ranks; none where any other rank does something else, or an agent that is there does not answer."""
+        gang = self._gang_of(first)
+        if not self._is_whole(gang):
+            return frozenset()
+        found = await asyncio.gather(*(self._pace_of(one, ask) for one in gang))
+        silent = frozenset(one.index for one, pace in zip(gang, found, strict=True) if isinstance(pace, Unreachable))
+        others = [one for one in gang if one.index not in silent]
+        if not silent or not others or None in found:
+            return frozenset()
+        job = self._world.job(first.job_uid)
+        each = job.spec.workers.ranks_per_pod if job is not None and job.spec is not None else 0
+
+        def all_wait(stacks: Mapping[int, str]) -> bool:
+            return len(stacks) == each * len(others) and wait_for_others(stacks)
+
+        return silent if await self._in_stacks(others, ask, all_wait) else frozenset()
+
     def _is_whole(self, gang: list[Agent]) -> bool:
         """Whether they are the agents of all workers, as far as these are asked."""
         job = self._world.job(gang[0].job_uid) if gang else None
@@ -99,16 +118,18 @@ class GangStacks:
     async def _standstill(self, gang: list[Agent], ask: Ask) -> Standstill | None:
         """How long no rank of any pod has ended a step; None where one has, or an agent does not say."""
 
-        async def of_pod(one: Agent) -> Standstill | None:
-            try:
-                status = decode_agent_status(await self._answer(one, ask, STATUS_PATH))
-            except Exception as error:
-                logger.debug("the agent of pod %s at %s does not answer: %r", one.pod_uid, one.host, error)
-                return None
-            return standstill_of(status) if status is not None and live_of(one, status) is not None else None
-
-        found = [one for one in await asyncio.gather(*map(of_pod, gang)) if one is not None]
+        paces = await asyncio.gather(*(self._pace_of(one, ask) for one in gang))
+        found = [pace for pace in paces if isinstance(pace, Standstill)]
         return reduce(and_, found) if found and len(found) == len(gang) else None
+
+    async def _pace_of(self, agent: Agent, ask: Ask) -> Standstill | Unreachable | None:
+        """How long the ranks of an agent's pod have ended no step; None where they have, or it does not say."""
+        try:
+            status = decode_agent_status(await self._answer(agent, ask, STATUS_PATH))
+        except Exception as error:
+            logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
+            return error if isinstance(error, Unreachable) else None
+        return standstill_of(status) if status is not None and live_of(agent, status) is not None else None
 
     def _gang_of(self, first: Agent) -> list[Agent]:
         """The agents of the workers of the attempt that run, of so many as are asked."""

@@ -112,6 +112,8 @@ class Sources:
     """The gate's word on a job."""
     live_of: Callable[[str], Live | None] = lambda uid: None
     """The last answer of a job's agent, by the job's uid."""
+    unreachable_of: Callable[[str], frozenset[str]] = lambda uid: frozenset()
+    """Uids of a job's pods that others miss and that are unreachable, by the job's uid."""
     event_of: Callable[[str], PodEvent | None] = lambda uid: None
     """What holds up a pod of a job, by its Events, by the job's uid."""
 
@@ -219,6 +221,7 @@ class World:
             supported=self.supported.get(job.uid),
             admission=sources.admission_of(job),
             live=sources.live_of(job.uid),
+            unreachable=sources.unreachable_of(job.uid),
             pod_event=sources.event_of(job.uid),
         )
 

@@ -28,13 +28,23 @@ def node(kubectl: Kubectl, operator: Kubectl, kubeconfig: Path) -> Iterator[str]
     kubectl("wait", "--for=condition=Ready", f"node/{chosen}", "--timeout=180s", timeout=200)
 
 
+def is_ready(kubectl: Kubectl, node: str) -> bool:
+    """Whether the cluster takes a node for one that lives."""
+    conditions = kubectl.get("node", node)["status"]["conditions"]
+    return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+
+
 def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
-    """The gang begins anew from its checkpoint; of the other job the servers go on, and nobody else stops."""
-    kubectl.apply(long_job("gang", workers={"template": APART}, **SHORT))
+    """The gang begins anew from its checkpoint; of the gang that restarts in place the pod on the node alone is made
+    again; of the third job the servers go on, and nobody else stops."""
+    kubectl.apply(long_job("gang", workers={"template": APART}))
+    kubectl.apply(long_job("alone", workers={"template": APART}, runPolicy={"restartStrategy": "InPlace"}))
     servers = {"workers": {"template": near("NotIn", node)}, "parameterServers": {"template": near("In", node)}}
     kubectl.apply(server_job("servers", 500, **servers, **SHORT))
     step = train_until_a_checkpoint(kubectl, "gang")
     train_until_a_checkpoint(kubectl, "servers")
+    train_until_a_checkpoint(kubectl, "alone")
+    (lost,) = [one for one in kubectl.pods("alone") if one["spec"]["nodeName"] == node]
     victims = {index: pod(kubectl, "servers", "ps", index) for index in SERVERS}
     assert {one["spec"]["nodeName"] for one in victims.values()} == {node}, kubectl.describe_job("servers")
     assert node in {one["spec"]["nodeName"] for one in kubectl.pods("gang")}, kubectl.describe_job("gang")
@@ -43,6 +53,8 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
 
     found = verdict(kubectl, "gang")
     assert (found["class"], found["node"]) == ("NodeLost", node), kubectl.describe_job("gang")
+    kubectl.wait_for("{.status.attempts[0].replacements[0].reason}", "alone")
+    assert is_ready(kubectl, node), "Kubernetes notices it later: its grace is 40 s"
     kubectl.until(
         lambda: {one["metadata"]["labels"]["disttrain.io/attempt"] for one in kubectl.pods("gang")} == {"2"},
         "only pods of attempt 2",
@@ -53,6 +65,17 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
     assert first_step(kubectl, "gang", attempt=2) >= step
     assert kubectl.status("gang")["restartsSinceCheckpoint"] == 0
     end_soon(kubectl, "gang")
+
+    index = lost["metadata"]["labels"]["disttrain.io/index"]
+    wait_until_anew(kubectl, "alone", "worker", index, lost)
+    assert pod(kubectl, "alone", "worker", index)["spec"]["nodeName"] != node
+    kubectl.wait_for("{.status.attempts[0].restartsInPlace}=1", "alone")
+    kubectl.wait("Running", "alone")
+    status = kubectl.status("alone")
+    (entry,) = status["attempts"][0]["replacements"]
+    assert (entry["uid"], entry["reason"]) == (lost["metadata"]["uid"], "NodeLost"), kubectl.describe_job("alone")
+    assert (status["attempt"], status["restartsSinceCheckpoint"]) == (1, 0), kubectl.describe_job("alone")
+    end_soon(kubectl, "alone")
 
     for index, victim in victims.items():
         wait_until_anew(kubectl, "servers", "ps", index, victim)

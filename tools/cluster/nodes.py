@@ -16,7 +16,7 @@ from tools.cluster.api import ApiClient, wait_for
 from tools.cluster.build import path_of
 from tools.cluster.control_plane import ControlPlane
 from tools.cluster.errors import MissingError
-from tools.cluster.network import DNS_SERVICE
+from tools.cluster.network import DNS_SERVICE, plugged_into
 from tools.cluster.paths import IMAGE_TAG, TEMPLATES, state_folder
 from tools.cluster.processes import Daemon, marked
 from tools.cluster.shell import succeeds
@@ -99,7 +99,11 @@ class Node:
         self.kubelet(identity).start()
 
     def kill(self) -> None:
-        """As a power cut does it: its daemons, its shims and the processes of its pods, all by SIGKILL."""
+        """As a power cut does it: nothing leaves its pods any more, and its daemons, its shims and the processes of its
+        pods end, all by SIGKILL. So no peer is told that a connection has ended."""
+        for link in plugged_into([self.bridge]):
+            # It may go by itself meanwhile, with its pod.
+            succeeds(["ip", "link", "set", link, "down"])
         for name in ("kubelet", "containerd"):
             Daemon(name, [], self.folder).kill()
         for one in list(marked(self.folder)):

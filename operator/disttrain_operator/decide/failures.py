@@ -14,6 +14,7 @@ from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.failure_policy import MatchedAction, gang_action, match_failure_policy
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
+from disttrain_operator.decide.missed import is_up
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
 from disttrain_operator.decide.replaceable import replaceable, waits_for_lost_pods
 from disttrain_operator.plan.identity import pod_name
@@ -47,9 +48,9 @@ class Failures:
         ]
         known = {cause.pod.uid for cause in causes}
         if causes and all(cause.symptom for cause in causes):
-            silent = [pod for pod in self.gang.pods if pod.cut_off]
+            silent = [pod for pod in self.gang.pods if self._is_silent(pod)]
         else:
-            silent = [pod for pod in self._awaited() if pod.cut_off and pod.uid not in known]
+            silent = [pod for pod in self._awaited() if self._is_silent(pod) and pod.uid not in known]
         causes += map(node_is_lost, silent)
         found = [(cause, match_failure_policy(self.gang.spec.run_policy, cause)) for cause in causes]
         alone = replaceable(self.gang, found)
@@ -121,7 +122,15 @@ class Failures:
         """Pods that the others have lost and wait for. Kubernetes takes minutes to say so of one on a dead node."""
         live = self.gang.observed.live
         if live is not None and live.attempt == self.gang.attempt:
-            yield from (pod for pod in self.gang.pods if pod.role is Role.WORKER and pod.index in live.awaited)
+            missed = live.awaited | live.missing
+            yield from (pod for pod in self.gang.pods if pod.role is Role.WORKER and pod.index in missed)
+
+    def _is_silent(self, pod: PodFacts) -> bool:
+        """Whether nothing is heard of the pod's node, by its kubelet or at the pod's address. Where that is so of most
+        pods, it is the operator that does not hear them."""
+        unreachable = self.gang.observed.unreachable
+        few = 2 * len(unreachable) <= len(self.gang.members)
+        return pod.cut_off or (few and pod.uid in unreachable and is_up(pod))
 
     def _stuck_terminating(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""

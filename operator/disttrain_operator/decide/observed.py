@@ -285,6 +285,8 @@ class Live:
     """How often the agent has started its ranks again. None: never."""
     awaited: frozenset[int] = frozenset()
     """Workers whose pods it has lost, and whose replacements all ranks wait for."""
+    missing: frozenset[int] = frozenset()
+    """Workers at whose addresses nothing answers, while the ranks of all others stand still and wait."""
     taken_request: str | None = None
     """The last request for a checkpoint that it has taken. None: none that is known."""
     suspicion: Suspicion | None = None
@@ -321,6 +323,8 @@ class Observed:
     """What the Events of one pod say that does not start. None: they were not read, or give no reason."""
     supported: tuple[int, int] | None = None
     """The attempt for which this process has asked for all that its pods need, and how often again."""
+    unreachable: frozenset[str] = frozenset()
+    """Uids of pods that others miss, and at whose addresses nothing has answered for a while."""
 
 
 def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] = ()) -> Job:

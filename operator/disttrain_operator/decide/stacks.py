@@ -62,6 +62,12 @@ def blame_of(stacks: Mapping[int, str]) -> Blame | None:
     return Blame(alone[0], f"is in {main_stack(stacks[alone[0]])}, and {_others(others, stacks)}", certain)
 
 
+def wait_for_others(stacks: Mapping[int, str]) -> bool:
+    """Return whether all of these ranks answer, and wait for others."""
+    found = [_calls(text) for text in stacks.values()]
+    return bool(found) and all(calls and _WAITS.search(calls[0].path) for calls in found)
+
+
 def _others(calls: Mapping[int, list[_Call]], stacks: Mapping[int, str]) -> str:
     first = next(iter(calls))
     where = _one_line(stacks[first], calls[first][:_CALLS_OF_OTHERS])

@@ -1,0 +1,89 @@
+"""A pod that others miss and at whose address nothing answers is lost with its node, before Kubernetes says so."""
+
+from typing import Any
+
+import pytest
+
+from disttrain_api.names import ExitCode
+from disttrain_operator.decide.observed import Live
+from tests.builders import a_report
+from tests.unit.decide.test_failures import verdict
+from tests.unit.decide.test_lost_pods import POD, a_gang, replacements, uids
+from tests.unit.decide.world import World, a_running_world
+
+
+def unreachable(world: World, *indices: int, **live: Any) -> World:
+    """Nothing answers at the addresses of these pods; what another one's agent says."""
+    world.unreachable |= {world.pod(index)["metadata"]["uid"] for index in indices}
+    speaker = next(index for index in range(3) if index not in indices)
+    world.live = Live(world.pod(speaker)["metadata"]["uid"], live.pop("attempt", 1), None, **live)
+    return world
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("says", ["awaited", "missing"])
+def test_a_pod_that_the_others_miss_and_at_whose_address_nothing_answers_is_lost_with_its_node(
+    says: str, index: int
+) -> None:
+    """Kubernetes has not noticed it yet."""
+    world = unreachable(a_gang(), index, **{says: frozenset({index})})
+    before = uids(world)
+    world.settle()
+    name = world.pod(index)["metadata"]["name"]
+    assert [(entry.pod, entry.reason) for entry in replacements(world)] == [(name, "NodeLost")]
+    status = world.job.status
+    assert (status.attempt, status.restarts, status.restarts_since_checkpoint) == (1, 1, 0)
+    world.confirm_deletions().settle()
+    assert [new == old for new, old in zip(uids(world), before, strict=True)] == [one != index for one in range(3)]
+
+
+def test_a_gang_that_is_recreated_loses_the_pod_as_well() -> None:
+    world = unreachable(a_running_world(workers={"replicas": 3}), 1, missing=frozenset({1})).settle()
+    found = verdict(world)
+    assert (found.class_, found.pod, found.action) == ("NodeLost", POD, "RestartWithoutCounting")
+    assert world.job.status.restarts_since_checkpoint == 0
+    assert {pod["metadata"]["name"] for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]} >= {POD}
+
+
+def test_no_attempt_begins_beside_a_pod_that_nobody_hears() -> None:
+    """Red where what is unreachable counts as gone: behind a partition it trains."""
+    world = unreachable(a_running_world(workers={"replicas": 3}), 1, missing=frozenset({1})).settle()
+    others = [pod["metadata"]["name"] for pod in world.pods.values() if pod["metadata"]["name"] != POD]
+    for name in others:
+        world.remove(name)
+    world.settle()
+    assert [pod["metadata"]["name"] for pod in world.pods.values()] == [POD]
+
+
+@pytest.mark.parametrize(
+    ("indices", "says"),
+    [
+        ((1,), {}),
+        ((1,), {"missing": frozenset({2})}),
+        ((1,), {"missing": frozenset({1}), "attempt": 2}),
+        ((1, 2), {"missing": frozenset({1, 2})}),
+    ],
+    ids=["nobody misses it", "another one is missed", "another attempt's agent says so", "most are unreachable"],
+)
+def test_a_pod_that_is_only_unreachable_to_the_operator_is_not_lost(indices: tuple[int, ...], says: Any) -> None:
+    world = unreachable(a_gang(), *indices, **says).settle()
+    assert world.condition("Running")[:2] == ("True", "AllPodsRunning")
+
+
+def test_a_pod_that_is_missed_and_whose_address_answers_is_not_lost() -> None:
+    """It may be frozen, and go on."""
+    world = unreachable(a_gang(), missing=frozenset({1})).settle()
+    assert world.condition("Running")[:2] == ("True", "AllPodsRunning")
+
+
+@pytest.mark.parametrize(("reachable", "lost"), [(False, True), (True, False)])
+def test_where_all_that_failed_have_lost_a_peer_the_one_that_is_unreachable_is_it(reachable: bool, lost: bool) -> None:
+    world = a_running_world(workers={"replicas": 3})
+    for index in (0, 2):
+        world.end(index, ExitCode.PEER_LOST, report=a_report(5))
+    if not reachable:
+        world.unreachable.add(world.pod(1)["metadata"]["uid"])
+    world.settle()
+    assert (world.job.status.attempts[0].verdict is not None) is lost
+    if lost:
+        assert (verdict(world).class_, verdict(world).pod) == ("NodeLost", POD)
