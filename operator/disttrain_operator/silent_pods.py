@@ -56,11 +56,12 @@ class SilentPods:
         wake: Callable[[str], None],
         active: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
+        ask: Ask | None = None,
     ) -> None:
         """`token_of`, `live_of`: the token of a job's agents and what the last of them has answered, by the job's uid.
         `wake`: have a job looked at, by its uid."""
         self._world, self._token_of, self._live_of = world, token_of, live_of
-        self._wake, self._active, self._clock = wake, active, clock
+        self._wake, self._active, self._clock, self._ask_with = wake, active, clock, ask
         self._silences: dict[str, dict[str, _Silence]] = {}
         """By job and pod."""
         self._heard: dict[str, Live] = {}
@@ -73,7 +74,7 @@ class SilentPods:
     async def run(self) -> None:
         """Ask, round after round, until cancelled."""
         async with session_for_agents() as session:
-            ask = over_http(session)
+            ask = self._ask_with or over_http(session)
             while True:
                 if self._active():
                     await self.round(ask)
