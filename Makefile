@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
-# pyproject.toml's lower bound.
+# pyproject.toml's lower bounds.
 OLDEST_TORCH = $(shell sed -n 's/^trainer = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+OLDEST_TRANSFORMERS = $(shell sed -n 's/^hf = .*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 # A Python that has torch with CUDA, pydantic, pytest, pyzmq and scikit-learn, for `make gpu`; absent: .venv's.
 GPU_PYTHON ?=
 # Not empty: `make setup` installs only files with the hashes of requirements-dev.txt, which are those of PyPI.
@@ -63,7 +64,7 @@ test-all: setup ## Everything, up to a real cluster that it starts itself: 50 mi
 	$(BIN)/python -m tests.run --all $(TESTS)
 
 .PHONY: test-oldest
-test-oldest: setup-oldest ## The gate's tests of the trainer and the session with the oldest torch that pyproject.toml allows (TESTS=… for others)
+test-oldest: setup-oldest ## The gate's tests of the trainer and the session with the oldest torch and transformers that pyproject.toml allows (TESTS=… for others)
 	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest $(or $(TESTS),tests/unit/trainer tests/unit/session)
 
 .PHONY: mutants
@@ -77,10 +78,11 @@ mutants: setup ## Break 100 places of the operator's core and 60 of the trainer,
 setup-oldest: $(OLDEST)/.stamp
 	@:
 
-# That torch alone, for which pip needs half a minute; all else, CUDA's libraries included, is .venv's.
+# That torch and that transformers alone, for which pip needs half a minute; all else, CUDA's libraries included, is .venv's.
 $(OLDEST)/.stamp: pyproject.toml $(VENV)/.stamp
 	$(BIN)/python -m venv --clear --without-pip $(OLDEST)
-	$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-deps torch==$(OLDEST_TORCH)
+	$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-deps torch==$(OLDEST_TORCH) \
+		"transformers~=$(OLDEST_TRANSFORMERS).0"
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> $$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth
 	@touch $@
