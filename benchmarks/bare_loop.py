@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks import bare_experts
 from disttrain_api.jobconfig import JobConfig
+from disttrain_api.training import ModelName, Training
 from disttrain_trainer.tasks.supervised import build_model, load_data
 
 
@@ -47,6 +48,31 @@ def whole_step(model: nn.Module) -> Callable[[Tensor, Tensor], object]:
     return lambda inputs, targets: mean_loss(model(inputs), targets).backward()
 
 
+class Library(nn.Module):
+    """The model of the library transformers as the library has it, with its logits as the output."""
+
+    def __init__(self, training: Training) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        super().__init__()
+        described = dict(training.model.config["config"])
+        self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(described.pop("model_type"), **described))
+
+    def layers(self) -> nn.ModuleList:
+        """Its decoder layers."""
+        return self.model.model.layers
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits [B, T, V] of tokens [B, T]."""
+        logits: Tensor = self.model(inputs, use_cache=False).logits
+        return logits
+
+
+def bare_model(training: Training) -> nn.Module:
+    """The model of the job, as one would build it without the trainer."""
+    return Library(training) if training.model.name is ModelName.TRANSFORMERS else build_model(training)
+
+
 def wrap(module: nn.Module, job: JobConfig, world: int) -> nn.Module:
     """DDP, FSDP2, expert or tensor parallelism, as one would write it down."""
     if job.parallelism.expert_parallel_degree:
@@ -70,7 +96,7 @@ class BareLoop:
         torch.manual_seed(job.training.seed)
         cut = job.parallelism.tensor_parallel_degree or job.parallelism.pipeline_parallel_degree
         replicas = 1 if cut else world
-        model = build_model(job.training)
+        model = bare_model(job.training)
         microbatches = 1
         if job.parallelism.pipeline is not None:
             microbatches = job.parallelism.pipeline.microbatches or 1

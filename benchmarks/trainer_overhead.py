@@ -1,10 +1,10 @@
 """What the trainer's loop or a session costs beside a bare PyTorch loop: tokens per second of both, two ranks on gloo.
 
-Same model, data, optimizer and torch calls (benchmarks/bare_loop.py), ten steps each in turn in the same processes:
-machines change their speed by more than what is measured here. Two bare loops beside each other differ, too: by up to
-6 % for as long as their processes live, and the one that is built first is slower by 1 to 2 % on the median. So the
-processes are started several times, and each loop is built first in half of them. Goal: at least 0.97 of the bare
-loop's.
+Same model, data, optimizer and torch calls (benchmarks/bare_loop.py; a model of transformers is the library's own
+there), ten steps each in turn in the same processes: machines change their speed by more than what is measured here.
+Two bare loops beside each other differ, too: by up to 6 % for as long as their processes live, and the one that is built
+first is slower by 1 to 2 % on the median. So the processes are started several times, and each loop is built first in
+half of them. Goal: at least 0.97 of the bare loop's.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
@@ -33,16 +33,27 @@ STRATEGIES = {
     "pipeline, 1F1B": {"pipelineParallelDegree": RANKS, "pipeline": {"microbatches": 2 * RANKS}},
     "DDP, a task": {},
     "DDP, a session": {},
+    "DDP, transformers": {},
+    "FSDP2, transformers": {"dataParallelShardDegree": RANKS},
+}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": TOKENS,
 }
 
 
-def job(parallelism: dict[str, Any], steps: int) -> dict[str, Any]:
-    """job.json of a GPT that computes for some tens of milliseconds per step."""
+def job(parallelism: dict[str, Any], steps: int, llama: bool = False) -> dict[str, Any]:
+    """job.json of a GPT, or of a Llama of transformers, that computes for some tens of milliseconds per step."""
     config: dict[str, Any] = {"layers": 4, "heads": 4, "width": 128, "tieWeights": False}
     if "expertParallelDegree" in parallelism:
         config |= {"experts": EXPERTS, "expertsPerToken": 2}
     training = {
-        "model": {"name": "gpt", "config": config},
+        "model": {"name": "transformers", "config": {"config": LLAMA}} if llama else {"name": "gpt", "config": config},
         "data": {
             "name": "synthetic",
             "config": {"kind": "Tokens", "sequenceLength": TOKENS, "size": 4096, "heldOutFraction": 0.01},
@@ -67,7 +78,7 @@ def in_turn(name: str, parallelism: dict[str, Any], blocks: int, first: str) -> 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         # More steps than there will be: the last one also evaluates and saves.
-        bare = job(parallelism, 100 * (blocks + 1))
+        bare = job(parallelism, 100 * (blocks + 1), name.endswith("transformers"))
         (folder / "bare.json").write_text(json.dumps(bare))
         (folder / "job.json").write_text(json.dumps(as_task(bare) if name.endswith("task") else bare))
         loop = "session" if name.endswith("session") else "trainer"
