@@ -2,9 +2,9 @@
 
 Same model, data, optimizer and torch calls (benchmarks/bare_loop.py; a model of transformers is the library's own
 there), ten steps each in turn in the same processes: machines change their speed by more than what is measured here.
-Two bare loops beside each other differ, too: by up to 6 % for as long as their processes live, and the one that is built
-first is slower by 1 to 2 % on the median. So the processes are started several times, and each loop is built first in
-half of them. Goal: at least 0.97 of the bare loop's.
+Two bare loops beside each other differ, too: by up to 6 % for as long as their processes live, and the one that is
+built first is slower by 1 to 2 % on the median. So the processes are started several times, and each loop is built
+first in half of them. Goal: at least 0.97 of the bare loop's.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
