@@ -14,6 +14,7 @@ from disttrain_trainer.runtime.errors import (
     describe,
     describe_exit,
     one_line,
+    own_errors,
 )
 from disttrain_trainer.runtime.failures import Failure
 
@@ -50,6 +51,18 @@ def test_a_long_line_leaves_room_for_the_last_one() -> None:
 
 def described(error: BaseException) -> str:
     return describe(error).message or ""
+
+
+def test_what_torch_raises_from_the_error_of_a_lost_peer_says_that_a_peer_is_lost() -> None:
+    def schedule() -> None:
+        try:
+            raise RuntimeError("gloo/pair")
+        except RuntimeError as error:
+            raise RuntimeError("the backward pass of a stage failed") from error
+
+    with pytest.raises(RuntimeError) as caught, own_errors():
+        schedule()
+    assert described(caught.value) == "another rank is gone or cannot be reached: gloo/pair"
 
 
 @pytest.mark.parametrize(

@@ -198,17 +198,19 @@ def no_room(error: BaseException | None) -> OSError | None:
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise the TrainerError instead of the exception that a library has raised from it."""
+    """Raise the TrainerError, or the error of a lost peer, instead of what a library has raised from it."""
     try:
         yield
         return
     except Exception as error:
+        last: BaseException = error
         cause = error.__cause__
-        while cause is not None and not isinstance(cause, TrainerError):
-            cause = cause.__cause__
+        while cause is not None and not (isinstance(cause, TrainerError) or peer_lost(cause)):
+            last, cause = cause, cause.__cause__
         if cause is None:
             raise
-    # Outside the handler: inside, Python would make the library's exception the context of its own cause.
+        # The library's exception becomes the context of its own cause: who followed both would go in a circle.
+        last.__cause__ = last.__context__ = None
     raise cause
 
 
