@@ -39,6 +39,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_(parameter_server_(faults|strangers)|worker_groups|worker_group_faults)\.py": PROCESSES,
     r"trainer/test_(object_store|ownership|background_saves|torchrun|sinks|hostile_peer)\.py": PROCESSES,
     r"trainer/test_survivors\.py.*\[(rank 0 in|with (b|s|an av)|while it r|in FP16|att|uid|lay|norm|drop)": PROCESSES,
+    r"trainer/test_surviving_parts\.py": PROCESSES,
     r"trainer/test_verify\.py::test_kills_at_any_byte": PROCESSES,
     r"trainer/test_checkpoint\.py::(TestSigterm|TestFullStorage)": PROCESSES,
     r"trainer/test_endings\.py::test_storage_that_ranks_do_not_share": PROCESSES,

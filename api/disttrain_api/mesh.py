@@ -124,6 +124,16 @@ class Mesh:
             grouped.setdefault(key, []).append(rank)
         return tuple(tuple(ranks) for ranks in grouped.values())
 
+    def part(self, rank: int) -> tuple[tuple[str, int], ...]:
+        """The part of the model's state that a rank holds: its index along each axis that cuts the model. Ranks with
+        the same part are replicas of each other; () is the whole model."""
+        cuts = {"pipeline", "shard", "tensor"}
+        if self.shard > 1 or self.expert > 1:
+            cuts.add("context")
+        return tuple(
+            (axis, index) for axis, index in self.coordinates(rank).items() if axis in cuts and getattr(self, axis) > 1
+        )
+
     def pods_together(self, ranks_per_pod: int) -> tuple[int, ...]:
         """A number for each pod: pods that share a tensor, context or pipeline group have the same one, the first is 0.
 

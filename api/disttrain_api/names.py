@@ -135,7 +135,7 @@ class Env:
     GANG_PORT = "DISTTRAIN_GANG_PORT"  # P; of worker 0's agent, for the others; with RESTARTS_IN_PLACE and several pods
     REPLACEMENT = "DISTTRAIN_REPLACEMENT"  # P; of one in place of a lost pod: restarts of the job before; as above
     GENERATION = "DISTTRAIN_GENERATION"  # R; how often the ranks of the attempt have started before; as above
-    MEMORY = "DISTTRAIN_MEMORY"  # R; path:path of files in memory that outlive the ranks; as above, with `training`
+    MEMORY = "DISTTRAIN_MEMORY"  # R; path:path… of files in memory that outlive the ranks; as above, with `training`
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,22 @@ HELD_AFTER = SEEN + 4
 """Batches: some are read ahead, and a step is logged late."""
 
 
-RESUMES = re.compile(r"resuming after step (\d+) from the memory of rank (\d), which has survived; (.*)")
+RESUMES = re.compile(
+    r"resuming after step (\d+) from the memory of ranks? ([\d, and]+), which ha(?:s|ve) survived; (.*)"
+)
 
 
-def job(place: Workplace, released: Path, pods: int = 1, *, scarce: bool = False, **parallelism: int) -> Path:
-    """Two ranks, in one pod or in two, which come to a step between two checkpoints and wait for the file there.
+def job(
+    place: Workplace, released: Path, pods: int = 1, *, ranks: int = 2, scarce: bool = False, **parallelism: Any
+) -> Path:
+    """Ranks in one pod or in several, which come to a step between two checkpoints and wait for the file there.
 
     scarce: their pods have no memory to spare.
     """
     shutil.copy(Path(__file__).with_name("held_data.py"), place.folder)
-    config = {"samples": HELD_AFTER * BATCH, "file": str(released)} | ({"memory": 0} if scarce else {})
+    # DDP alone reads one before the first step, of which it learns its buckets.
+    held_after = HELD_AFTER - bool(parallelism)
+    config = {"samples": held_after * BATCH, "file": str(released)} | ({"memory": 0} if scarce else {})
     training: dict[str, Any] = {
         "steps": STEPS,
         "microBatchSize": BATCH,
@@ -46,7 +53,7 @@ def job(place: Workplace, released: Path, pods: int = 1, *, scarce: bool = False
         "model": {"name": "mlp", "config": {"inputSize": 64, "outputSize": 10}},
     }
     return place.write(
-        workers={"replicas": pods, "processesPerPod": 2 // pods},
+        workers={"replicas": pods, "processesPerPod": ranks // pods},
         training=training,
         storage=a_claim_template(),
         runPolicy={"restartStrategy": "InPlace"},
@@ -80,12 +87,13 @@ def is_held(run: Run) -> bool:
     return f"step: {SEEN}  " in log and (alone or "all 2 workers are connected" in log)
 
 
-def resumed_from_memory(run: Run, survivor: int) -> int:
-    """The step after which the ranks have gone on from the memory of this one; at most one step was done twice."""
+def resumed_from_memory(run: Run, survivors: Sequence[Set[int]]) -> int:
+    """The step after which the ranks have gone on from the memory of one of these sets of ranks; at most one step was
+    done twice."""
     found = RESUMES.search(run.log(0, attempt=1))
     assert found is not None, run.log(0, attempt=1)
-    step, rank, disk = int(found[1]), int(found[2]), found[3]
-    assert rank == survivor
+    step, left_by, disk = int(found[1]), {int(rank) for rank in re.findall(r"\d", found[2])}, found[3]
+    assert left_by in survivors
     assert disk == f"the newest checkpoint is of step {2 * INTERVAL}"
     assert step >= SEEN
     lines = [json.loads(text)["step"] for text in (run.home / "metrics" / "metrics.jsonl").read_text().splitlines()]
@@ -100,22 +108,22 @@ def checkpoint_in_status(run: Run) -> int | None:
 
 
 def ends_as_undisturbed(
-    workplace: Workplace, run: Run, released: Path, pods: int = 1, restarts: int = 0, survivor: int | None = 0,
-    **parallelism: int,
+    workplace: Workplace, run: Run, released: Path, pods: int = 1, restarts: int = 0,
+    survivors: Sequence[Set[int]] | None = ({0},), ranks: int = 2, **parallelism: Any,
 ) -> tuple[Run, dict[str, Any]]:  # fmt: skip
     """Let the run go on, whose ranks restart once in place, and assert that its steps are those of a run that does not;
-    return that run, and the attempt. survivor: the rank from whose memory they go on; None: from the checkpoint."""
+    return that run, and the attempt. survivors: see above; None: they go on from the checkpoint."""
     released.touch()
     assert run.wait() == 0, run.stderr
     undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released, pods=pods, **parallelism))
+    other = undisturbed.run(job(undisturbed, released, pods=pods, ranks=ranks, **parallelism))
     assert other.exit_code == 0, other.stderr
-    done = 2 * INTERVAL if survivor is None else resumed_from_memory(run, survivor)
+    done = 2 * INTERVAL if survivors is None else resumed_from_memory(run, survivors)
     expected, found = curve(other), curve(run)
     assert sorted(expected) == list(range(1, STEPS + 1))
     # Of the last step before, the lost rank has taken its part of the loss with it, unless it was logged before.
     missing = expected.keys() - found.keys()
-    assert missing <= ({done} if survivor is not None else set())
+    assert missing <= ({done} if survivors is not None else set())
     assert found == {step: figures for step, figures in expected.items() if step not in missing}
     seen = generations(run)
     assert seen == {step: int(step > done) for step in found}
@@ -153,7 +161,7 @@ def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_the_curve_is_th
     agents = [rank.ppid() for rank in former]
     former[victim].kill()
     run.until(lambda: is_next_life(run, former, agents), "both ranks have started again below the same agents")
-    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, survivor=1 - victim)
+    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, survivors=[{1 - victim}])
     assert attempt["lastRestartInPlace"].startswith(f"rank {victim} (pod ")
     assert f"-worker-{victim}-a1)" in attempt["lastRestartInPlace"]
     assert attempt["lastRestartInPlace"].endswith("was killed by signal 9")
@@ -165,7 +173,7 @@ def test_a_killed_rank_of_one_pod_restarts_those_of_all_pods_and_the_curve_is_th
     ("why", "scarce", "parallelism"),
     [
         (r"the state has \d+ KiB, and beside its ranks the pod has 0 B of memory", True, {}),
-        (r"ranks hold parts of the model \(fsdp2\)", False, {"dataParallelShardDegree": 2}),
+        (r"no two ranks hold the same part of the model \(fsdp2\)", False, {"dataParallelShardDegree": 2}),
     ],
     ids=["memory", "shards"],
 )
@@ -177,7 +185,7 @@ def test_ranks_go_on_from_the_checkpoint_where_the_other_has_left_no_state(
     run.until(lambda: is_held(run), "it waits behind its second checkpoint")
     victim = run.find("rank 1")
     victim.kill()
-    ends_as_undisturbed(workplace, run, released, survivor=None, **parallelism)
+    ends_as_undisturbed(workplace, run, released, survivors=None, **parallelism)
     log = run.log(0, attempt=1)
     assert re.search(f"the state of no surviving rank is used: {why}\n", log), log
     assert f"resuming after step {2 * INTERVAL} " in log

@@ -1,6 +1,7 @@
-"""Memory of a pod that outlives its ranks and ends with its agent: two files without a name, which it alone keeps open.
+"""Memory of a pod that outlives its ranks and ends with its agent: files without a name, which it alone keeps open.
 
-A rank that ends because another one is lost leaves its state there, and the ranks of the next life go on from it
+There is one for marks, and one for each rank's state: ranks with the same state use that of the first of them. A rank
+that ends because another one is lost leaves its state there, and the ranks of the next life go on from it
 (disttrain_trainer/survivors). No other pod, job or attempt can come by these files, and nothing has to remove them.
 """
 
@@ -8,15 +9,14 @@ import os
 
 from disttrain_agent.environment import PodEnvironment
 
-FILES = ("marks", "state")
-
 
 class PodMemory:
     """Opens the files. Raises OSError."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        """ranks: of the pod."""
         self._descriptors: list[int] = []
-        for name in FILES:
+        for name in ("marks", *(f"state {rank}" for rank in range(ranks))):
             self._descriptors.append(os.memfd_create(name))
 
     @property
@@ -36,6 +36,6 @@ def open_memory(pod: PodEnvironment) -> PodMemory | None:
     if pod.restarts_in_place is None or pod.config is None or not hasattr(os, "memfd_create"):
         return None
     try:
-        return PodMemory()
+        return PodMemory(pod.ranks_here)
     except OSError:
         return None

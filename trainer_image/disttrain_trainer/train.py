@@ -38,7 +38,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     if training.preflight:
         check_network(config.node, world)
     state = build_job_state(config, world)
-    memory = open_memory(config)
+    memory = open_memory(config, world)
     checkpoints, resumed = open_checkpoints(config, world, state, reporter, memory)
     survivor = Survivor(config, world, state, memory)
     reporter.follow(lambda: state.step)
@@ -67,6 +67,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
             lambda: _must_save(request, state),
             updated,
             survivor.computed,
+            survivor.agree,
         )
         with open_strategy(around) as strategy, marking(config, world, state), survivor.leaving():
             metrics = start_metrics(config, world, state, reporter, strategy)
@@ -75,8 +76,8 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
                 start_callbacks(state, checkpoints, resumed)
                 if not strategy.joined:
                     between.evaluate_restored()
-                survivor.begin(due=resumed is not None and resumed.offer.due)
-                if resumed is not None and resumed.offer.due:
+                survivor.begin(due=resumed is not None and resumed.due)
+                if resumed is not None and resumed.due:
                     with survivor.doing_what_is_due():
                         between.do_what_is_due(state.step)
                 while state.step < training.steps:

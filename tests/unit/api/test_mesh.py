@@ -44,6 +44,28 @@ def test_a_context_group_is_more_shards_or_else_more_replicas(mesh: Mesh, expect
     assert all(any(set(ranks) <= group for group in together) for ranks in mesh.groups("context"))
 
 
+@pytest.mark.parametrize(
+    ("mesh", "alike"),
+    [
+        (Mesh(replicate=4), [(0, 1, 2, 3)]),
+        (Mesh(replicate=2, context=2), [(0, 1, 2, 3)]),
+        (Mesh(replicate=2, shard=2), [(0, 2), (1, 3)]),
+        (Mesh(replicate=2, tensor=2), [(0, 2), (1, 3)]),
+        (Mesh(pipeline=2, replicate=2), [(0, 1), (2, 3)]),
+        (Mesh(pipeline=2, context=2), [(0, 1), (2, 3)]),
+        (Mesh(shard=2, context=2), [(0,), (1,), (2,), (3,)]),
+        # Experts are spread over the ranks of a context group, too.
+        (Mesh(replicate=2, context=2, expert=2), [(0, 2), (1, 3)]),
+        (Mesh(pipeline=2, replicate=2, shard=2), [(0, 2), (1, 3), (4, 6), (5, 7)]),
+    ],
+)
+def test_ranks_with_the_same_part_of_a_model(mesh: Mesh, alike: list[tuple[int, ...]]) -> None:
+    found: dict[object, list[int]] = {}
+    for rank in range(mesh.world_size):
+        found.setdefault(mesh.part(rank), []).append(rank)
+    assert [tuple(ranks) for ranks in found.values()] == alike
+
+
 def test_pods_that_share_sequences_are_placed_together() -> None:
     assert Mesh(replicate=2, context=2).pods_together(1) == (0, 0, 1, 1)
     assert Mesh(replicate=2, context=2).pods_together(2) == (0, 0)

@@ -6,13 +6,13 @@ from collections import Counter
 from itertools import count
 
 import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from disttrain_api.names import Env
 from disttrain_trainer.survivors import survivor
-from tests.unit.trainer.user_code import Before, double_samples, wide_mlp
+from tests.unit.trainer.user_code import Before, double_gpt, double_samples, wide_mlp
 
 NEVER = 1_000_000
 LOST = "Connection closed by peer [127.0.0.1]:29500"
@@ -76,6 +76,35 @@ def torn_mlp(step: int) -> nn.Module:
 
     register_optimizer_step_post_hook(updated)
     return dropout_mlp()
+
+
+def layered_gpt(ranks: tuple[int, ...] = (), step: int = NEVER, where: str = "", **config: object) -> nn.Module:
+    """Dropout, and layers that can be cut in every way. It kills these ranks in the forward or backward pass or the
+    update of a step."""
+    module, dies = double_gpt(dropout=0.1, **config), any(map(_is, ranks))
+    done = 0
+
+    def die(*_: object) -> None:
+        if dies and done + 1 == step:
+            _die()
+
+    def end_step(*_: object) -> None:
+        nonlocal done
+        done += 1
+
+    def before_backward(_block: nn.Module, _inputs: object, out: Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(die)
+
+    register_optimizer_step_post_hook(end_step)
+    if where == "update":
+        register_optimizer_step_pre_hook(die)
+    for block in module.blocks:
+        if where == "forward":
+            block.register_forward_pre_hook(die)
+        elif where == "backward":
+            block.register_forward_hook(before_backward)
+    return module
 
 
 def samples_until(rank: int = 0, after: int = NEVER, evaluations: int = NEVER) -> tuple[Dataset, Dataset]:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from disttrain_agent.memory import PodMemory as KeptMemory
 from disttrain_api.names import Env, ExitCode
 from disttrain_trainer.ema import ENTRYPOINT as EMA
 from disttrain_trainer.runtime.randomness import packed_random_state, restore_packed_random_state
-from disttrain_trainer.survivors.choose import Choice, Offer, choose
+from disttrain_trainer.survivors.choose import Choice, Offer, Part, choose
 from disttrain_trainer.survivors.memory import Left, PodMemory
 from disttrain_trainer.survivors.survivor import without_room
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS
@@ -48,7 +50,7 @@ def training(model: str, data: dict[str, Any] | None = None, **changes: Any) -> 
 
 @pytest.fixture
 def memory() -> Iterator[KeptMemory]:
-    kept = KeptMemory()
+    kept = KeptMemory(2)
     yield kept
     kept.close()
 
@@ -122,7 +124,7 @@ def test_a_run_whose_rank_is_killed_goes_on_from_the_other_as_if_nothing_had_bee
     assert disk == f"the newest checkpoint is of step {saved}"
 
     undisturbed = training(model.partition(",")[0], **changes)
-    assert [one.code for one in life(other, undisturbed, KeptMemory(), 0)] == [0, 0]
+    assert [one.code for one in life(other, undisturbed, KeptMemory(2), 0)] == [0, 0]
     expected, found = of_steps(other), of_steps(folder)
     # The survivor cannot sum the loss of a step whose other part is lost.
     missing = {key for key in expected if key not in found}
@@ -132,7 +134,7 @@ def test_a_run_whose_rank_is_killed_goes_on_from_the_other_as_if_nothing_had_bee
 
 FALL_BACK = {
     "scarce_mlp, rank 1": ({}, {}, r"the state has \d+ \wiB, and beside its ranks the pod has 0 B of memory"),
-    "dropout_mlp, rank 1": ({}, {SHARD: 2}, r"ranks hold parts of the model \(fsdp2\)"),
+    "dropout_mlp, rank 1": ({}, {SHARD: 2}, r"no two ranks hold the same part of the model \(fsdp2\)"),
     "normed_mlp, rank 1": (
         {"callbacks": [{"entrypoint": f"{MODEL}Counting"}]},
         {},
@@ -201,14 +203,14 @@ class Bomb:
 
 
 def of_pod(memory: KeptMemory, local_rank: int = 0) -> PodMemory:
-    marks, state = map(Path, memory.place.split(":"))
-    return PodMemory(marks, state, local_rank, 2)
+    marks, *states = map(Path, memory.place.split(":"))
+    return PodMemory(marks, states, local_rank, keeper=0)
 
 
 def test_the_newest_state_counts_and_its_lowest_holder_hands_it_out() -> None:
     old, new = Offer(step=7, left_by=1), Offer(step=8, left_by=3)
-    assert choose([Offer(why="no"), old, new, new], 5) == Choice(8, new, 2)
-    assert choose([old, Offer()], None) == Choice(7, old, 0)
+    assert choose([Offer(why="no"), old, new, new], [()] * 4, 5) == Choice(8, (2, 2, 2, 2))
+    assert choose([old, Offer()], [(), ()], None) == Choice(7, (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,58 @@ def test_the_newest_state_counts_and_its_lowest_holder_hands_it_out() -> None:
     ],
 )
 def test_why_the_checkpoint_is_next(offers: list[Offer], checkpoint: int | None, why: str) -> None:
-    assert choose(offers, checkpoint) == why
+    assert choose(offers, [()] * len(offers), checkpoint) == why
+
+
+OFFERS = st.builds(Offer, step=st.none() | st.integers(1, 4), why=st.sampled_from(["", "a"]))
+SHARDS = [(("shard", index),) for index in range(3)]
+
+
+@given(
+    st.lists(st.tuples(OFFERS, st.sampled_from(SHARDS)), min_size=1, max_size=8),
+    st.none() | st.integers(1, 4),
+)
+def test_the_newest_step_counts_of_which_every_part_is_left(
+    ranks: list[tuple[Offer, Part]], checkpoint: int | None
+) -> None:
+    offers, parts = [offer for offer, _ in ranks], [part for _, part in ranks]
+
+    def holders(step: int, part: Part) -> list[int]:
+        return [rank for rank, (offer, held) in enumerate(ranks) if (offer.step, held) == (step, part)]
+
+    newest = max((step for step in range(1, 5) if all(holders(step, part) for part in parts)), default=None)
+    found = choose(offers, parts, checkpoint)
+    if newest is None or newest <= (checkpoint or 0):
+        assert isinstance(found, str)
+        assert found
+    else:
+        assert found == Choice(newest, tuple(holders(newest, part)[0] for part in parts))
+
+
+NONE, TORN = Offer(), Offer(why="rank 1 was in the middle of an update")
+
+
+@pytest.mark.parametrize(
+    ("offers", "parts", "why"),
+    [
+        ([Offer(7), TORN, Offer(7), NONE], SHARDS[:2] * 2, f"no rank has left the part at shard 1: {TORN.why}"),
+        ([NONE, Offer(7)], SHARDS[:2], "no rank has left the part at shard 0"),
+        ([TORN, NONE], SHARDS[:2], TORN.why),
+        ([NONE, NONE], SHARDS[:2], "no rank has left its state"),
+        (
+            [Offer(7), Offer(8), Offer(6), NONE],
+            SHARDS[:2] * 2,
+            "the parts that are left are of different steps: shard 0 of step 7, shard 1 of step 8",
+        ),
+        (
+            [Offer(7), *[NONE] * 5],
+            [(("pipeline", 0), ("tensor", index)) for index in range(6)],
+            "no rank has left the parts at pipeline 0 tensor 1, pipeline 0 tensor 2, pipeline 0 tensor 3 and 2 more",
+        ),
+    ],
+)
+def test_the_reason_names_the_parts(offers: list[Offer], parts: list[Part], why: str) -> None:
+    assert choose(offers, parts, None) == why
 
 
 def test_the_state_must_fit_beside_the_ranks() -> None:

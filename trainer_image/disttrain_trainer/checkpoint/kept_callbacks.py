@@ -19,6 +19,7 @@ from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.checkpoint.step_reader import StepReader, load
 from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, InvalidConfiguration, one_line
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import from_bytes, require_plain, to_bytes
 from disttrain_trainer.runtime.randomness import keeping_random_state
@@ -112,6 +113,21 @@ def _like(here: Tensor | None, stored: Tensor) -> Tensor:
     if isinstance(here, DTensor) and here.shape == stored.shape:
         return torch.empty_like(here, dtype=stored.dtype)
     return stored
+
+
+def cut_as_here(callback: Callback, room: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a callback with this rank's parts of tensors as parts of those that it has cut now."""
+    here, _ = _parts_of(callback)
+    tensors = {name: _as_part(here.get(name), value) for name, value in room.get(TENSORS, {}).items()}
+    return {**room, TENSORS: tensors}
+
+
+def _as_part(here: Tensor | None, part: Tensor) -> Tensor:
+    if isinstance(here, DTensor) and local_part(here).shape == part.shape:
+        cut = torch.empty_like(here, dtype=part.dtype)
+        local_part(cut).copy_(part)
+        return cut
+    return part
 
 
 def restore_callback(callback: Callback, room: Mapping[str, Any], path: Place | str) -> None:

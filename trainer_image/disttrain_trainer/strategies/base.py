@@ -50,3 +50,5 @@ class Surroundings:
     """Called after each of this rank's updates."""
     computed: Callable[[], None] = lambda: None
     """Called after the passes of a step that all ranks take together."""
+    agree: Callable[[], None] = lambda: None
+    """Called by all ranks together once nothing but the update of such a step is left."""

@@ -104,6 +104,7 @@ class Synchronous(SumOverRanks):
             # Before what is due writes it down.
             self._require_same_layers(self.world.sum(*state.layer_order.take()))
         norm = clip_gradients(state, training.max_gradient_norm, self.world)
+        self._around.agree()
         skipped = self._is_skipped(norm)
         if skipped:
             skip_update(state)

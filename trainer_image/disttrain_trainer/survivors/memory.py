@@ -1,7 +1,8 @@
 """The memory of a pod that outlives its ranks (disttrain_agent/memory.py), as a rank uses it.
 
-marks    a header, which says whose state the other file holds; of each rank of the pod the last two random states
-state    the model, the optimizer and all else that replicas have in common, as torch.save writes it
+marks    for each file below a header, which says whose state it holds; of each rank the last two random states
+states   the model, the optimizer and all else that replicas have in common, as torch.save writes it: each part of the
+         model that ranks of the pod hold, in the file of the first of them
 
 Random states are written in every step, since those of a rank that is killed are lost otherwise: about 10 kB.
 """
@@ -12,7 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.plain import map_plain
 
 HEADER_BYTES = 4096
@@ -56,28 +58,43 @@ class Left(BaseModel):
     """Why there is no state."""
 
 
-def open_memory(config: Config) -> PodMemory | None:
+def open_memory(config: Config, world: World) -> PodMemory | None:
     """Return the memory of this rank's pod; None where it keeps none."""
     if not config.pod_memory:
         return None
-    marks, state = config.pod_memory
+    marks, *states = config.pod_memory
     try:
-        return PodMemory(marks, state, config.local_rank, config.local_world_size)
+        return PodMemory(marks, states, config.local_rank, _first_with_part(config, world))
     except OSError:
         return None
 
 
-class PodMemory:
-    """Both files. Raises OSError where they cannot be opened."""
+def _first_with_part(config: Config, world: World) -> int:
+    """The first rank of the pod, by its number there, that holds the same part of the model as this one."""
+    if world.size != config.world_size:
+        # A worker of parameter servers, which leaves nothing.
+        return config.local_rank
+    first = config.rank - config.local_rank
+    parts = [world.mesh.part(rank) for rank in range(first, first + config.local_world_size)]
+    return parts.index(world.mesh.part(config.rank))
 
-    def __init__(self, marks: Path, state: Path, local_rank: int, ranks_here: int) -> None:
-        self._state = state
+
+class PodMemory:
+    """The marks, and the state of this rank's part of the model. Raises OSError where they cannot be opened."""
+
+    def __init__(self, marks: Path, states: Sequence[Path], local_rank: int, keeper: int) -> None:
+        """keeper: the rank of the pod whose file the state is in."""
+        self.owned = local_rank == keeper
+        """Whether it is this one."""
+        self._state = states[keeper]
         self._descriptor = os.open(marks, os.O_RDWR | os.O_CLOEXEC)
-        size = HEADER_BYTES + ranks_here * _SLOTS * SLOT_BYTES
+        headers = len(states) * HEADER_BYTES
+        size = headers + len(states) * _SLOTS * SLOT_BYTES
         # Every rank of the pod asks for the same.
         os.ftruncate(self._descriptor, size)
         self._map = mmap.mmap(self._descriptor, size)
-        self._slots = HEADER_BYTES + local_rank * _SLOTS * SLOT_BYTES
+        self._header = slice(keeper * HEADER_BYTES, (keeper + 1) * HEADER_BYTES)
+        self._slots = headers + local_rank * _SLOTS * SLOT_BYTES
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -90,7 +107,7 @@ class PodMemory:
 
     def header(self) -> Left | None:
         """What was left last; None for nothing, and for what is none."""
-        text = self._map[:HEADER_BYTES].rstrip(b"\0")
+        text = self._map[self._header].rstrip(b"\0")
         try:
             return Left.model_validate_json(text)
         except ValidationError:
@@ -98,11 +115,11 @@ class PodMemory:
 
     def write_header(self, left: Left) -> None:
         """Say what there is, once it is there."""
-        self._map[:HEADER_BYTES] = left.model_dump_json().encode().ljust(HEADER_BYTES, b"\0")
+        self._map[self._header] = left.model_dump_json().encode().ljust(HEADER_BYTES, b"\0")
 
     def clear(self) -> None:
         """Give back what was left; random states stay."""
-        self._map[:HEADER_BYTES] = bytes(HEADER_BYTES)
+        self._map[self._header] = bytes(HEADER_BYTES)
         os.truncate(self._state, 0)
 
     def write_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:

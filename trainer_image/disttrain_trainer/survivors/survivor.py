@@ -25,10 +25,12 @@ from disttrain_trainer.checkpoint.kept_callbacks import saved_callbacks
 from disttrain_trainer.checkpoint.kept_optimizer import OPTIMIZER, saved_optimizer
 from disttrain_trainer.data.stream import Stream
 from disttrain_trainer.ema import Ema
+from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.untouched import with_extra_state
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import PeerLost, one_line, peer_lost
 from disttrain_trainer.runtime.host_limits import memory_available
+from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import packed_random_state
 from disttrain_trainer.state import State
@@ -43,6 +45,8 @@ class Survivor:
         self._generation = config.generation
         self._identity = identity(config, world.rank)
         self._why_not = why_never(config, world, state)
+        self._agrees = _holds_shared_part(world) and all(world.gather(memory is not None and not self._why_not, bool))
+        """Whether a state takes parts of several ranks, which must be of the same step."""
         self._step: int | None = None
         self._torn: str | None = None
         """What is only half done, in words."""
@@ -79,6 +83,14 @@ class Survivor:
         if self._memory is not None and self._why_not is None:
             self._keep_random_state(self._state.step + 1)
 
+    def agree(self) -> None:
+        """Where ranks hold parts, wait until each has its part of the step's gradient.
+
+        So none updates its part before all can do so, and what they leave is one step, whichever of them is lost.
+        """
+        if self._agrees:
+            self._world.sum(0.0)
+
     def _update_begins(self) -> None:
         self._torn = "an update"
 
@@ -112,7 +124,7 @@ class Survivor:
             raise
 
     def _leave(self, memory: PodMemory) -> None:
-        """Write the state, unless another rank of the pod has left one that is as new."""
+        """Write the state, unless another rank of the pod has left one of the same part that is as new."""
         with memory.locked():
             former = memory.header()
             there = former.step if former is not None and former.generation == self._generation else None
@@ -139,13 +151,15 @@ class Survivor:
             return f"rank {rank} had done no step"
         if self._torn is not None or state.step != self._step:
             return f"rank {rank} was in the middle of {self._torn or 'a step'}"
-        if not all(bool(torch.isfinite(one).all()) for one in state.parameters):
+        # Of this rank's part: the ranks with the others may be lost.
+        if not all(bool(torch.isfinite(local_part(one.detach())).all()) for one in state.parameters):
             return f"parameters of rank {rank} are not finite"
         return None
 
     def _write(self, memory: PodMemory) -> str | None:
         """Write the state; return why not where the memory is too small, or it is not known as it was."""
         state = self._state
+        # First the model's: that puts this rank's parts back in place of what a pass that broke off has gathered.
         contents = contents_of(state, self._world.rank)
         del contents["random"]
         kept = {one.data_ptr(): copy for one, copy in zip(self._buffers, self._kept, strict=True) if one.numel()}
@@ -156,7 +170,7 @@ class Survivor:
         contents["model"] = {name: kept.get(one.data_ptr(), one) for name, one in contents["model"].items()}
         contents |= {OPTIMIZER: saved_optimizer(state)} | saved_callbacks(state, 0)
         flat, paths = flatten_state_dict(contents)
-        tensors = {name: value.detach() for name, value in flat.items() if isinstance(value, Tensor)}
+        tensors = {name: local_part(value.detach()) for name, value in flat.items() if isinstance(value, Tensor)}
         values = {name: value for name, value in flat.items() if name not in tensors}
         too_little = without_room(sum(one.nbytes for one in tensors.values()), memory_available(), _largest())
         if too_little is None:
@@ -184,9 +198,10 @@ def why_never(config: Config, world: World, state: State) -> str | None:
         return "the job has one rank"
     if not world.device.computes_on_host:
         return "on GPUs ranks do not leave their state: what they have asked the GPU for may not have been done"
-    parameters = world.mesh.of_parameters
-    if parameters.replicate != world.size:
-        return f"ranks hold parts of the model ({world.mesh.describe()})"
+    if len({world.mesh.part(rank) for rank in range(world.size)}) == world.size:
+        return f"no two ranks hold the same part of the model ({world.mesh.describe()})"
+    if isinstance(state.pipeline, Flow):
+        return "the stages of a pipeline without a flush are at different steps"
     if config.job.parallelism.data_parallel.mode is not DataParallelMode.ALL_REDUCE or state.replicas is not None:
         return "the replicas train alone, or with servers"
     if (config.job.parallelism.devices_per_process or 1) > 1:
@@ -201,6 +216,12 @@ def why_never(config: Config, world: World, state: State) -> str | None:
         if callback.keeps_state and not isinstance(callback.own, Ema):
             return f"{callback.name[:80]} keeps state of its own"
     return None
+
+
+def _holds_shared_part(world: World) -> bool:
+    """Whether ranks hold parts of the model, and others the same ones."""
+    parts = len({world.mesh.part(rank) for rank in range(world.size)})
+    return world.device.computes_on_host and 1 < parts < world.size
 
 
 def without_room(needed: int, available: int | None, rank: int) -> str | None:
