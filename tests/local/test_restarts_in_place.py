@@ -227,7 +227,7 @@ def test_a_pod_that_is_lost_is_recreated_alone_and_the_curve_is_that_of_a_run_wi
     run.until(lambda: len(set(ranks_of(run)) - set(former)) == 2, "both ranks have started again")
     now = [agent_of(rank) for rank in ranks_of(run)]
     assert [new == old for new, old in zip(now, agents, strict=True)] == [victim != 0, victim != 1]
-    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, restarts=1)
+    _, attempt = ends_as_undisturbed(workplace, run, released, pods=2, restarts=1, survivors=[{1 - victim}])
     (replaced,) = attempt["replacements"]
     assert replaced["pod"].endswith(f"-worker-{victim}-a1")
     assert (replaced["reason"], replaced["checkpointStep"]) == ("RankFailed", 2 * INTERVAL)

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ from hypothesis import strategies as st
 
 from disttrain_agent.memory import PodMemory as KeptMemory
 from disttrain_api.names import Env, ExitCode
+from disttrain_trainer.callbacks import Callback, Callbacks
 from disttrain_trainer.ema import ENTRYPOINT as EMA
+from disttrain_trainer.protocols import Moment
+from disttrain_trainer.runtime.plain import to_bytes
 from disttrain_trainer.runtime.randomness import packed_random_state, restore_packed_random_state
 from disttrain_trainer.survivors.choose import Choice, Offer, Part, choose
 from disttrain_trainer.survivors.memory import Left, PodMemory
+from disttrain_trainer.survivors.resume import Resumed
 from disttrain_trainer.survivors.survivor import without_room
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS
 from tests.unit.trainer.layouts import SHARD
@@ -275,6 +280,38 @@ NONE, TORN = Offer(), Offer(why="rank 1 was in the middle of an update")
 )
 def test_the_reason_names_the_parts(offers: list[Offer], parts: list[Part], why: str) -> None:
     assert choose(offers, parts, None) == why
+
+
+class Noted:
+    """A callback that keeps no state."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_step(self, moment: Moment) -> None:
+        self.steps.append(moment.step)
+
+
+class Kept(Noted):
+    """One that does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = list(state["steps"])
+
+
+@pytest.mark.parametrize(("own", "some"), [(False, False), (False, True), (True, True)])
+def test_callbacks_are_called_that_were_not_where_their_state_was(own: bool, some: bool) -> None:
+    noted, kept = Noted(), Kept()
+    every = [Callback("", "noted", noted), Callback("", "kept", kept)]
+    callbacks = Callbacks(every, called=frozenset({"on_step"}))
+    state: Any = SimpleNamespace(step=8, module=None, optimizer=None, replicas=None, callbacks=callbacks)
+    saved = {"kept": {"values": to_bytes({"steps": [7] if own else [7, 8]})}}
+    Resumed(due=False, uncalled=(own, some), place="", callbacks=saved).restore_callbacks(state)
+    assert kept.steps == [7, 8], "once after each step"
+    assert noted.steps == ([8] if some else []), "as all ranks do"
 
 
 def test_the_state_must_fit_beside_the_ranks() -> None:
