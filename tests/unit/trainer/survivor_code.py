@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from itertools import count
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 from disttrain_api.names import Env
 from disttrain_trainer.survivors import survivor
 from tests.unit.trainer.user_code import Before, double_gpt, double_samples, wide_mlp
+from tests.waiting import until
 
 NEVER = 1_000_000
 LOST = "Connection closed by peer [127.0.0.1]:29500"
@@ -79,13 +81,16 @@ def torn_mlp(step: int) -> nn.Module:
 
 
 def layered_gpt(ranks: tuple[int, ...] = (), step: int = NEVER, where: str = "", **config: object) -> nn.Module:
-    """Dropout, and layers that can be cut in every way. It kills these ranks in the forward or backward pass or the
-    update of a step."""
+    """Dropout, and layers that can be cut in every way. It kills these ranks, once all of them are there, in the
+    forward or backward pass or the update of a step."""
     module, dies = double_gpt(dropout=0.1, **config), any(map(_is, ranks))
     done = 0
 
     def die(*_: object) -> None:
         if dies and done + 1 == step:
+            there = [Path(os.environ[Env.REPORT_DIR], f"dies-{rank}") for rank in ranks]
+            there[list(ranks).index(int(os.environ["RANK"]))].touch()
+            until(lambda: all(file.exists() for file in there), "the other ranks are there")
             _die()
 
     def end_step(*_: object) -> None:

@@ -13,7 +13,7 @@ from disttrain_agent.memory import PodMemory
 from disttrain_api.names import ExitCode
 from disttrain_trainer.ema import ENTRYPOINT as EMA
 from tests.unit.trainer.layouts import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
-from tests.unit.trainer.test_survivors import MODEL, STEPS, killed, life, of_steps
+from tests.unit.trainer.test_survivors import MODEL, STEPS, life, of_steps
 from tests.unit.trainer.worlds import Ended, small, user
 
 INTERVAL = 5
@@ -23,9 +23,11 @@ RESUMED = re.compile(
 )
 
 
-def training(ranks: tuple[int, ...] = (), where: str = "", experts: int = 0, **changes: Any) -> dict[str, Any]:
+def training(
+    ranks: tuple[int, ...] = (), where: str = "", gpt: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
     """A training in which these ranks are killed in the middle of a step."""
-    config = {"ranks": ranks, "step": KILLED_IN, "where": where} | ({"experts": experts} if experts else {})
+    config = {"ranks": ranks, "step": KILLED_IN, "where": where, **(gpt or {})}
     settings = {
         "optimizer": {"name": "AdamW", "learningRate": 0.01},
         "checkpoint": {"interval": INTERVAL, "asynchronous": False},
@@ -34,6 +36,11 @@ def training(ranks: tuple[int, ...] = (), where: str = "", experts: int = 0, **c
     }
     model = {"entrypoint": f"{MODEL}layered_gpt", "config": config}
     return small(steps=STEPS, model=model, data=user("double_tokens"), **(settings | changes))
+
+
+def killed(ended: list[Ended], victims: tuple[int, ...]) -> None:
+    codes = [-signal.SIGKILL if rank in victims else ExitCode.PEER_LOST for rank in range(len(ended))]
+    assert [one.code for one in ended] == codes, [one.err for one in ended]
 
 
 def ended_well(ended: list[Ended]) -> str:
@@ -48,20 +55,31 @@ SKIPPED = {"skipSteps": {"aboveMedian": 1.01, "window": 8}}
 HYBRID = {REPLICATE: 2, SHARD: 2}
 TENSORS = {REPLICATE: 2, TENSOR: 2}
 STAGES = {PIPELINE: 2, REPLICATE: 2}
-# layout, changes, the rank that is killed and where, the other rank with its part, and the step that survives
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, str, int, int]] = {
-    "dp2 x fsdp2, forward": (HYBRID, AVERAGED, 0, "forward", 2, 12),
-    "dp2 x fsdp2, backward": (HYBRID, SKIPPED, 3, "backward", 1, 14),
-    "dp2 x fsdp2, update": (HYBRID, AVERAGED, 1, "update", 3, 13),
-    "dp2 x fsdp2 + ep2, backward": (HYBRID | {"expertParallelDegree": 2}, {"experts": 4}, 2, "backward", 0, 12),
-    "dp2 x tp2, forward": (TENSORS, CLIPPED, 1, "forward", 3, 12),
-    "dp2 x tp2, update": (TENSORS, AVERAGED, 2, "update", 0, 13),
-    "pp2 x dp2, forward": (STAGES, AVERAGED, 2, "forward", 3, 12),
-    "pp2 x dp2, backward": (STAGES, {}, 0, "backward", 1, 12),
-    "pp2 x dp2, update": (STAGES, CLIPPED, 3, "update", 2, 13),
-    "pp2 x cp2, backward": ({PIPELINE: 2, CONTEXT: 2}, {}, 1, "backward", 0, 12),
-    "pp2 x dp2 x fsdp2, backward": (STAGES | HYBRID, AVERAGED, 0, "backward", 2, 12),
-    "pp2 x dp2 x tp2, update": (STAGES | TENSORS, {}, 7, "update", 5, 13),
+ONE = {"pipeline": {"schedule": "GPipe", "microbatches": 1}}
+# layout, changes, the ranks that are killed and where, and the step that survives
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], str, int]] = {
+    "dp2 x fsdp2, forward": (HYBRID, AVERAGED, (0,), "forward", 12),
+    "dp2 x fsdp2, backward": (HYBRID, SKIPPED, (3,), "backward", 14),
+    "dp2 x fsdp2, update": (HYBRID, AVERAGED, (1,), "update", 13),
+    # Both replicas lack a rank, and both parts survive.
+    "dp2 x fsdp2, two ranks": (HYBRID, AVERAGED, (0, 3), "forward", 12),
+    "dp2 x fsdp2 + ep2, backward": (
+        HYBRID | {"expertParallelDegree": 2},
+        {"gpt": {"experts": 4}},
+        (2,),
+        "backward",
+        12,
+    ),
+    "dp2 x tp2, forward": (TENSORS, CLIPPED, (1,), "forward", 12),
+    "dp2 x tp2, update": (TENSORS, AVERAGED, (2,), "update", 13),
+    "pp2 x dp2, forward": (STAGES, AVERAGED, (2,), "forward", 12),
+    "pp2 x dp2, backward": (STAGES, {}, (0,), "backward", 12),
+    # The last stage has its gradient when the first one is in its backward pass, and shares no parameter with it.
+    "pp2 x dp2, one microbatch, backward": (STAGES | ONE, {"gpt": {"tieWeights": False}}, (0,), "backward", 12),
+    "pp2 x dp2, update": (STAGES, CLIPPED, (3,), "update", 13),
+    "pp2 x cp2, backward": ({PIPELINE: 2, CONTEXT: 2}, {}, (1,), "backward", 12),
+    "pp2 x dp2 x fsdp2, backward": (STAGES | HYBRID, AVERAGED, (0,), "backward", 12),
+    "pp2 x dp2 x tp2, update": (STAGES | TENSORS, {}, (7,), "update", 13),
 }
 
 
@@ -76,17 +94,16 @@ def memory() -> Iterator[PodMemory]:
 def test_a_run_whose_rank_is_killed_goes_on_from_the_parts_of_others_as_if_nothing_had_been(
     tmp_path: Path, memory: PodMemory, case: str
 ) -> None:
-    layout, changes, victim, where, partner, step = CASES[case]
-    size = prod(degree for axis, degree in layout.items() if axis != "expertParallelDegree")
+    layout, changes, victims, where, step = CASES[case]
+    size = prod(layout.get(axis, 1) for axis in (PIPELINE, REPLICATE, SHARD, CONTEXT, TENSOR))
     folder, other = tmp_path / "killed", tmp_path / "undisturbed"
-    made = training((victim,), where, **changes)
-    killed(life(folder, made, memory, 0, size, **layout), victim)
+    made = training(victims, where, **changes)
+    killed(life(folder, made, memory, 0, size, **layout), victims)
     found = RESUMED.search(out := ended_well(life(folder, made, memory, 1, size, **layout)))
     assert found is not None, out
     survivors = {*map(int, found[2].split(", ")), int(found[3])}
     assert (int(found[1]), len(survivors)) == (step, size // 2)
-    assert partner in survivors
-    assert victim not in survivors
+    assert survivors.isdisjoint(victims)
     assert found[4] == "the newest checkpoint is of step 10"
     assert "random states" not in out
 
@@ -103,8 +120,7 @@ def test_where_a_part_is_lost_the_checkpoint_is_next_and_the_log_names_the_part(
     tmp_path: Path, memory: PodMemory, layout: dict[str, Any], victims: tuple[int, ...], part: str
 ) -> None:
     made = training(victims, "forward")
-    codes = [one.code for one in life(tmp_path, made, memory, 0, 4, **layout)]
-    assert codes == [-signal.SIGKILL if rank in victims else ExitCode.PEER_LOST for rank in range(4)]
+    killed(life(tmp_path, made, memory, 0, 4, **layout), victims)
     out = ended_well(life(tmp_path, made, memory, 1, 4, **layout))
     assert f"the state of no surviving rank is used: no rank has left the part at {part}\n" in out
     assert "resuming after step 10 from /" in out
