@@ -20,8 +20,9 @@ CRD := crds/disttrain.io_disttrainingjobs.yaml
 CHART_CRD := helm/disttrain/templates/crd.yaml
 POD_TEMPLATE := api/disttrain_api/pod_template.json
 REFERENCE := docs/reference.md
+AGENT_API := docs/agent-api.json
 CHART_DOCUMENTS := helm/disttrain/values.schema.json helm/disttrain/README.md
-GENERATED := $(CRD) $(CHART_CRD) $(REFERENCE) $(CHART_DOCUMENTS)
+GENERATED := $(CRD) $(CHART_CRD) $(REFERENCE) $(AGENT_API) $(CHART_DOCUMENTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -121,11 +122,12 @@ figures: setup ## Draw the figures of docs/figures
 ##@ Generated files
 
 .PHONY: generate
-generate: setup ## Write the CRD, its copy in the chart and docs/reference.md from api/, the chart's README from its values
+generate: setup ## Write the CRD, its copy in the chart, docs/reference.md and docs/agent-api.json from api/, the chart's README from its values
 	@mkdir -p $(dir $(GENERATED))
 	$(BIN)/python -m disttrain_api.crd > $(CRD).new && mv $(CRD).new $(CRD)
 	$(BIN)/python -m disttrain_api.crd --helm > $(CHART_CRD).new && mv $(CHART_CRD).new $(CHART_CRD)
 	$(BIN)/python -m disttrain_api.reference > $(REFERENCE).new && mv $(REFERENCE).new $(REFERENCE)
+	$(BIN)/python -m disttrain_api.agent_api > $(AGENT_API).new && mv $(AGENT_API).new $(AGENT_API)
 	$(BIN)/python helm/document.py
 
 .PHONY: verify

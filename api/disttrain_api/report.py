@@ -258,7 +258,9 @@ def decode_agent_status(data: bytes) -> AgentStatus | None:
         return None
 
 
-class _Stacks(_Report):
+class Stacks(_Report):
+    """Answer of an agent to `/v1/stacks`."""
+
     stacks: Annotated[dict[str, str], Field(max_length=MAX_RANKS_PER_POD)]
 
 
@@ -290,7 +292,7 @@ def decode_stacks(data: bytes, ranks: range) -> dict[int, str]:
     if len(data) > MAX_STACKS_ANSWER_BYTES:
         return {}
     try:
-        found = _Stacks.model_validate_json(data).stacks
+        found = Stacks.model_validate_json(data).stacks
     except ValueError:
         return {}
     return {rank: text for rank in ranks if (text := found.get(str(rank)))}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from disttrain_api import agent_api
 from disttrain_api.crd import custom_resource_definition, to_helm, to_yaml
 from disttrain_api.reference import reference
 from helm import document
@@ -79,6 +80,7 @@ def test_torch_loads_no_code() -> None:
         ("crds/disttrain.io_disttrainingjobs.yaml", to_yaml(custom_resource_definition())),
         ("helm/disttrain/templates/crd.yaml", to_helm(custom_resource_definition())),
         ("docs/reference.md", reference()),
+        ("docs/agent-api.json", agent_api.to_json(agent_api.document())),
         *((str(path.relative_to(REPOSITORY)), text) for path, text in document.generated().items()),
     ],
 )

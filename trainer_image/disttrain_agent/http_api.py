@@ -20,11 +20,8 @@ from aiohttp import web
 
 from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_agent.look import Look
-from disttrain_agent.output import KEPT_LINES
-from disttrain_api.names import CHECKPOINT_PATH, TOKEN_HEADER
-
-_DEFAULT_TAIL = 100
-_MAX_DIGITS = 10
+from disttrain_api import agent_api
+from disttrain_api.names import TOKEN_HEADER
 
 
 def protocols(look: Look, token: str, admission: Admission, limits: Limits) -> Callable[[], asyncio.Protocol]:
@@ -45,12 +42,13 @@ class Api:
     def __init__(self, look: Look, token: str, admission: Admission, limits: Limits) -> None:
         self._look, self._token, self._refused = look, token.encode(), admission.refused
         self._rate = Bucket(limits.requests_per_second, asyncio.get_running_loop().time())
-        self._routes: Mapping[str, tuple[str, Callable[[web.BaseRequest], Awaitable[Any]]]] = {
-            "/v1/status": ("GET", self._status),
-            "/v1/logs": ("GET", self._logs),
-            "/v1/stacks": ("GET", self._stacks),
-            CHECKPOINT_PATH: ("POST", self._checkpoint),
+        answers: Mapping[str, Callable[[web.BaseRequest], Awaitable[Any]]] = {
+            agent_api.STATUS.path: self._status,
+            agent_api.LOGS.path: self._logs,
+            agent_api.STACKS.path: self._stacks,
+            agent_api.CHECKPOINT.path: self._checkpoint,
         }
+        self._routes = {one.path: (one.method, answers[one.path]) for one in agent_api.OPERATIONS if one.with_token}
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; its connection then ends."""
@@ -66,7 +64,7 @@ class Api:
     async def _find(self, request: web.BaseRequest) -> Any:
         if request.can_read_body:
             raise RefusedError(413, "no request has a body", "size")
-        if request.path == "/healthz":
+        if request.path == agent_api.HEALTH.path:
             return {"ok": True}
         given = request.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, self._token):
@@ -87,14 +85,14 @@ class Api:
 
     async def _logs(self, request: web.BaseRequest) -> Any:
         rank = _number(request, "rank", None)
-        lines = self._look.log(rank, min(_number(request, "tail", _DEFAULT_TAIL), KEPT_LINES))
+        lines = self._look.log(rank, min(_number(request, "tail", agent_api.DEFAULT_TAIL), agent_api.MAX_LOG_LINES))
         if lines is None:
             raise RefusedError(404, f"no rank {rank} in this pod")
         return {"rank": rank, "lines": lines}
 
     async def _stacks(self, request: web.BaseRequest) -> Any:
-        thread = request.query.get("thread", "all")
-        if thread not in ("main", "all"):
+        thread = request.query.get("thread", agent_api.THREADS[0])
+        if thread not in agent_api.THREADS:
             raise RefusedError(400, "`thread` must be main or all")
         return {"stacks": await self._look.stacks(main=thread == "main")}
 
@@ -119,6 +117,6 @@ def _json(code: int, answer: Any) -> web.Response:
 
 def _number(request: web.BaseRequest, name: str, default: int | None) -> int:
     text = request.query.get(name, "" if default is None else str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= agent_api.MAX_DIGITS):
         raise RefusedError(400, f"`{name}` must be a whole number")
     return int(text)

@@ -24,6 +24,7 @@ from disttrain_api.agent_token import agent_token
 from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_FILE, TOKEN_HEADER, Env
 from disttrain_api.report import STOPPED, AgentStatus, decode_agent_status
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
+from tests.described_answer import assert_described
 from tests.waiting import GENEROUS
 from tools.cluster.paths import REPOSITORY
 
@@ -68,14 +69,17 @@ def asked(pod: Pod) -> Pod:
 
 
 def ask(pod: Pod, path: str, token: str | None = TOKEN, **options: Any) -> tuple[int, Any]:
+    """Return the code and the answer, which is one that the API's document describes."""
     headers = {} if token is None else {TOKEN_HEADER: token}
     url = f"http://127.0.0.1:{pod.changes[Env.AGENT_PORT]}{path}"
     request = urllib.request.Request(url, headers=headers | options.pop("headers", {}), **options)
     try:
         with urllib.request.urlopen(request, timeout=GENEROUS) as response:
-            return response.status, json.load(response)
+            code, answer = response.status, json.load(response)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        code, answer = error.code, json.load(error)
+    assert_described(path, request.get_method(), code, answer)
+    return code, answer
 
 
 def status_of(pod: Pod) -> AgentStatus:
