@@ -17,6 +17,7 @@ from functools import partial
 
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import Label
+from disttrain_operator.agent_client import ApiServerProxy
 from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
@@ -39,11 +40,17 @@ from disttrain_operator.logs import set_up_logging
 from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.plan.site import OperatorPods, Site
 from disttrain_operator.pod_events import PodEvents
-from disttrain_operator.preflight import log_missing, missing_rights, wait_for_jobs
+from disttrain_operator.preflight import (
+    log_missing,
+    log_missing_proxy_rights,
+    missing_proxy_rights,
+    missing_rights,
+    wait_for_jobs,
+)
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
 from disttrain_operator.refused import Refused
-from disttrain_operator.settings import Settings, read_settings
+from disttrain_operator.settings import AgentAccess, Settings, read_settings
 from disttrain_operator.silent_pods import SilentPods
 from disttrain_operator.snapshot import Key, Sources, World, core_collection, job_collection
 from disttrain_operator.token_key import file_or_random_key, key_of_secret
@@ -105,6 +112,7 @@ class Operator:
             client, acts, [(watch.path.rpartition("/")[2], watch.cache) for watch in self._watches], owner=world.owner
         )
 
+        self._proxy = ApiServerProxy(client.access) if _asks_through_api_server(settings, client) else None
         self._agents = Agents(
             world,
             lambda uid: agent_token(self._token_of(uid)),
@@ -112,16 +120,17 @@ class Operator:
             acts,
             interval=settings.progress_interval_seconds,
             per_second=settings.progress_per_second,
+            ask=self._proxy.ask if self._proxy is not None else None,
         )
         self._pod_events = PodEvents(client, world, world.wake, acts)
-        self._silent_pods = SilentPods(
-            world, lambda uid: agent_token(self._token_of(uid)), self._agents.live, world.wake, acts
-        )
-        sources = Sources(
-            live_of=self._agents.live,
-            unreachable_of=self._silent_pods.unreachable,
-            event_of=self._pod_events.event,
-        )
+        sources = Sources(live_of=self._agents.live, event_of=self._pod_events.event)
+        self._silent_pods: SilentPods | None = None
+        if self._proxy is None:
+            # Through the API server nothing is learned of whether a node is there.
+            self._silent_pods = SilentPods(
+                world, lambda uid: agent_token(self._token_of(uid)), self._agents.live, world.wake, acts
+            )
+            sources = replace(sources, unreachable_of=self._silent_pods.unreachable)
         if self._gatekeeper is not None:
             sources = replace(sources, admission_of=self._gatekeeper.admission)
         self._site = Site(
@@ -160,6 +169,8 @@ class Operator:
             network_policies=self._settings.network_policies,
         )
         log_missing(missing)
+        if self._proxy is not None:
+            log_missing_proxy_rights(await missing_proxy_rights(self._client, self._namespaces))
         # From here on a write needs the leadership: making the key and asking for rights did not.
         self._client.may_write = self._leadership.acts
 
@@ -186,7 +197,8 @@ class Operator:
                 tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
-                    tasks.create_task(self._silent_pods.run())
+                    if self._silent_pods is not None:
+                        tasks.create_task(self._silent_pods.run())
                 if self._history is not None:
                     tasks.create_task(self._history.run())
                 if self._election is not None:
@@ -202,6 +214,8 @@ class Operator:
         if self._measuring is not None:
             self._measuring.cancel()
         await self.health.close()
+        if self._proxy is not None:
+            await self._proxy.close()
 
     def _site_of(self, job: Job) -> Site:
         return replace(self._site, token=self._token_of(job.uid))
@@ -238,6 +252,14 @@ class Operator:
             "informer_lists": sum(watch.lists for watch in self._watches),
             **self._agents.counts,
         }
+
+
+def _asks_through_api_server(settings: Settings, client: Client) -> bool:
+    """Whether agents are asked through the API server."""
+    if not settings.progress_interval_seconds:
+        return False
+    by_itself = settings.agent_access is AgentAccess.AUTO and not client.access.in_pod
+    return by_itself or settings.agent_access is AgentAccess.API_SERVER
 
 
 def _own_pods(release: str) -> OperatorPods | None:

@@ -3,14 +3,18 @@
 import errno
 import ipaddress
 import re
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
 from disttrain_operator.decide.observed import Live
+from disttrain_operator.kube.auth import Access, ClientCertificate
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import read_body
 
@@ -26,6 +30,9 @@ class Agent:
     attempt: int
     host: str
     port: int
+    namespace: str = ""
+    name: str = ""
+    """Of the pod."""
     index: int = 0
     """Number of the worker."""
     most_bytes: int = MAX_AGENT_ANSWER_BYTES
@@ -56,7 +63,8 @@ def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | Non
     host = _address(status.get("podIP"))
     if host is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
         return None
-    return Agent(job_uid, pod["metadata"]["uid"], int(attempt), host, port, int(index))
+    about = pod["metadata"]
+    return Agent(job_uid, about["uid"], int(attempt), host, port, about["namespace"], about["name"], int(index))
 
 
 def _address(text: object) -> str | None:
@@ -84,12 +92,15 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
     return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
 
 
-def session_for_agents() -> aiohttp.ClientSession:
+def session_for_agents(
+    *, keeps_connections: bool = False, seconds: float = ANSWER_SECONDS, proxy: str | None = None
+) -> aiohttp.ClientSession:
     """Return a session for requests to agents."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        connector=aiohttp.TCPConnector(limit=0, force_close=not keeps_connections),
         cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+        proxy=proxy,
         # What is compressed could become any length.
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
@@ -115,3 +126,52 @@ def over_http(session: aiohttp.ClientSession) -> Ask:
             raise
 
     return ask
+
+
+class ApiServerProxy:
+    """Asks agents through the API server, from where the addresses of pods cannot be reached. No agent is Unreachable:
+    what the API server does not reach tells nothing of a pod's node.
+
+    Apart from the operator's own requests: whatever a pod answers, be it a refusal, a cookie or nothing, concerns
+    neither their connections nor the credentials, and is not counted as an answer of the API server.
+    """
+
+    def __init__(self, access: Access, seconds: float = ANSWER_SECONDS) -> None:
+        """`seconds`: within which an agent answers."""
+        self._access, self._seconds = access, seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: tuple[ClientCertificate | None, ssl.SSLContext | bool] | None = None
+
+    async def ask(self, agent: Agent, token: str, path: str) -> bytes:
+        """Return what an agent answers. Connections are kept, to the API server alone."""
+        if self._session is None:
+            self._session = session_for_agents(keeps_connections=True, seconds=self._seconds, proxy=self._access.proxy)
+        headers = {TOKEN_HEADER: token, "User-Agent": "disttrain-operator"}
+        if bearer := self._access.credentials.token():
+            # The API server keeps it for itself.
+            headers["Authorization"] = f"Bearer {bearer}"
+        pod = f"/api/v1/namespaces/{quote(agent.namespace, safe='')}/pods/{quote(agent.name, safe='')}"
+        async with self._session.request(
+            "POST" if path == CHECKPOINT_PATH else "GET",
+            URL(f"{self._access.server}{pod}:{agent.port}/proxy{path}", encoded=True),
+            headers=headers,
+            allow_redirects=False,
+            ssl=self._tls_of_now(),
+            server_hostname=self._access.server_name,
+        ) as response:
+            if response.status != 200:
+                # The API server says it, or the pod.
+                raise aiohttp.ClientError(f"it is answered {response.status}")
+            return await read_body(response, min(_MOST_BYTES[path], agent.most_bytes))
+
+    def _tls_of_now(self) -> ssl.SSLContext | bool:
+        """Return the TLS context. One for another certificate makes aiohttp open other connections."""
+        certificate = self._access.credentials.certificate()
+        if self._tls is None or self._tls[0] != certificate:
+            self._tls = certificate, self._access.ssl_context() or False
+        return self._tls[1]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()

@@ -90,8 +90,8 @@ class Agents:
         ask: Ask | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid. sleep: lets
-        seconds pass while a gang is looked at."""
+        """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid. ask: how
+        agents are asked; None: at the addresses of their pods. sleep: lets seconds pass while a gang is looked at."""
         self._world, self._token_of, self._wake, self._active = world, token_of, wake, active
         self._interval, self._turns = interval, Turns(per_second)
         self._ask_with, self._stacks = ask, GangStacks(world, token_of, sleep)

@@ -47,6 +47,8 @@ GATE_RIGHTS: Rights = (
 HISTORY_RIGHTS: Rights = (("", "configmaps", ("create",)), ("", "configmaps", ("get", "patch")))
 # Only with --network-policies.
 NETWORK_POLICY_RIGHTS = (("networking.k8s.io", "networkpolicies", ("get", "create")),)
+# Only where agents are asked through the API server; the chart's operator asks at the pods' addresses.
+PROXY_RIGHTS: Rights = (("", "pods/proxy", ("get", "create")),)
 
 
 async def wait_for_jobs(client: Client, namespace: str | None) -> None:
@@ -84,6 +86,17 @@ async def missing_rights(
     wanted: list[tuple[str | None, str, Rights]] = [(namespace, "", rights) for namespace in namespaces]
     wanted += [(namespace, name, LEASE_RIGHTS) for namespace, name in leases]
     wanted += [(namespace, HISTORY_NAME, HISTORY_RIGHTS) for namespace in namespaces if history]
+    return await _missing(client, namespaces, wanted)
+
+
+async def missing_proxy_rights(client: Client, namespaces: Sequence[str | None]) -> list[str]:
+    """The rights that this operator lacks to ask agents through the API server, as `missing_rights` has them."""
+    return await _missing(client, namespaces, [(namespace, "", PROXY_RIGHTS) for namespace in namespaces])
+
+
+async def _missing(
+    client: Client, namespaces: Sequence[str | None], wanted: Iterable[tuple[str | None, str, Rights]]
+) -> list[str]:
     asked = [
         (namespace, group, resource, verb, name)
         for namespace, name, listed in wanted
@@ -121,3 +134,11 @@ def log_missing(rights: Iterable[str]) -> None:
     listed = ", ".join(rights)
     if listed:
         logger.error("my service account may not: %s; jobs that need it will not run (see the chart's RBAC)", listed)
+
+
+def log_missing_proxy_rights(rights: Iterable[str]) -> None:
+    """One line for all of them."""
+    if listed := ", ".join(rights):
+        logger.warning(
+            "I ask agents through the API server, and may not: %s; jobs show no progress until I may", listed
+        )

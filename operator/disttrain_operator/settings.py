@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,14 @@ MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 2, 120
 DEFAULT_IMAGE = "disttrain/trainer:0.1.0"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+
+
+class AgentAccess(StrEnum):
+    """How agents are asked."""
+
+    AUTO = "Auto"
+    POD_IP = "PodIP"
+    API_SERVER = "ApiServer"
 
 
 def _number(kind: type[int] | type[float], expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -102,6 +111,13 @@ def _level(text: str) -> str:
     if text.upper() not in LOG_LEVELS:
         raise argparse.ArgumentTypeError(f"must be DEBUG, INFO, WARNING or ERROR, not {text!r}")
     return text.upper()
+
+
+def _agent_access(text: str) -> AgentAccess:
+    try:
+        return AgentAccess(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {' or '.join(AgentAccess)}, not {text[:64]!r}") from None
 
 
 def _own_namespace() -> tuple[str, ...]:
@@ -198,6 +214,12 @@ class Settings:
         "shortest time between two progress requests to a running job; 0: never ask", 10.0, _INTERVAL
     )
     progress_per_second: float = _flag("progress requests per second at most, over all jobs", 100.0, _MORE_THAN_0)
+    agent_access: AgentAccess = _flag(  # noqa: RUF009 - as all the others
+        "how jobs are asked for progress: PodIP, at their pods' addresses; ApiServer, through its proxy; Auto: PodIP "
+        "with a pod's service account, ApiServer with a kubeconfig",
+        AgentAccess.AUTO,
+        _agent_access,
+    )
     history_jobs: int = _flag(
         "finished jobs of a namespace that its ConfigMap disttrain-history keeps the end of; 0: none", 100, _HISTORY
     )

@@ -113,7 +113,9 @@ def test_missing_rights_are_named_in_one_line(control_plane: ControlPlane, tmp_p
     rights = [("disttrain.io", "*", ("*",)), ("", "pods", reads), ("", "services", reads)]
     kubeconfig = kubeconfig_with_rights(control_plane, "reader", rights)
     with running_operator(control_plane, tmp_path, f"--kubeconfig={kubeconfig}", "--network-policies") as operator:
-        line = next(line for line in operator.log().splitlines() if "may not" in line)
+        lines = [line for line in operator.log().splitlines() if "may not" in line]
+    line, about_agents = lines
+    assert "may not: get pods/proxy, create pods/proxy; jobs show no progress" in about_agents
     assert "create pods" in line
     assert "create secrets" in line
     assert "create networkpolicies" in line

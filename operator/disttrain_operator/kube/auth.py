@@ -75,6 +75,8 @@ class Access:
     """The address of the proxy that leads to the server."""
     server_name: str | None = None
     """The name that the server's certificate is checked for, where it is not the one in its address."""
+    in_pod: bool = False
+    """Whether it is that of a pod's service account, so that this process is inside of the cluster."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context; None for a plain http:// server."""
@@ -106,4 +108,5 @@ def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
         ca=(folder / "ca.crt").read_text(),
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
         proxy=proxy_for(server),
+        in_pod=True,
     )

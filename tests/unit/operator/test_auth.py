@@ -164,18 +164,19 @@ def test_the_service_account_of_a_pod(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     access = in_cluster(tmp_path)
     assert (access.server, access.namespace, access.credentials.token()) == ("https://[fd00::1]:443", "operators", "t")
-    assert access.proxy == "http://proxy:1"
+    assert (access.proxy, access.in_pod) == ("http://proxy:1", True)
 
 
 def test_a_kubeconfig_comes_before_the_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("disttrain_operator.kube.kubeconfig.SERVICE_ACCOUNT", tmp_path)
-    monkeypatch.setattr("disttrain_operator.kube.kubeconfig.in_cluster", lambda: Access("https://of-the-pod"))
+    of_pod = Access("https://of-the-pod", in_pod=True)
+    monkeypatch.setattr("disttrain_operator.kube.kubeconfig.in_cluster", lambda: of_pod)
     (tmp_path / "token").write_text("t")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     for files, server in (("", "https://of-the-pod"), (os.pathsep.join(["absent", "config"]), "https://example:6443")):
         monkeypatch.chdir(a_kubeconfig(tmp_path, {}).parent)
         monkeypatch.setenv("KUBECONFIG", files)
-        assert find_access().server == server
+        assert (find_access().server, find_access().in_pod) == (server, not files)
 
 
 @pytest.mark.parametrize(

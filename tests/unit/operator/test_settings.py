@@ -54,6 +54,7 @@ def test_a_flag_wins_over_its_variable() -> None:
         ("--lease-namespace=team/secrets", "'team/secrets' is no name"),
         ("--lease-name=a/../b", "'a/../b' is no name"),
         ("--cluster-lease-namespace=a?b=c", "'a?b=c' is no name"),
+        ("--agent-access=Proxy", "must be Auto or PodIP or ApiServer, not 'Proxy'"),
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
     ],
 )
