@@ -25,6 +25,8 @@ MAX_RANKS_PER_POD = 256
 MAX_AWAITED = 64
 MAX_STACKS_ANSWER_BYTES = 256 * 1024
 """The largest answer that is read of the main threads of a pod: 256 bytes for each of 1,024 calls."""
+MAX_WHOLE_STACKS_BYTES = 4 * 1024 * 1024
+"""The largest answer that a person is shown of all threads of a pod."""
 MAX_AGENT_ANSWER_BYTES = 1024 * 1024
 """The largest answer that is read from an agent: 4 KiB for each of 256 ranks."""
 _MAX_UID = 128
@@ -287,9 +289,10 @@ def main_thread(text: str, ranks: int) -> str:
     return (found + "\n".join(lines) if found else text)[:MAX_STACK_BYTES]
 
 
-def decode_stacks(data: bytes, ranks: range) -> dict[int, str]:
-    """Return the stacks of these ranks in an agent's answer to `/v1/stacks`; none where something else gave it."""
-    if len(data) > MAX_STACKS_ANSWER_BYTES:
+def decode_stacks(data: bytes, ranks: range, most: int = MAX_STACKS_ANSWER_BYTES) -> dict[int, str]:
+    """Return the stacks of these ranks in an agent's answer to `/v1/stacks`; none where something else gave it, or more
+    than `most` bytes."""
+    if len(data) > most:
         return {}
     try:
         found = Stacks.model_validate_json(data).stacks

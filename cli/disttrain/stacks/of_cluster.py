@@ -28,7 +28,7 @@ from disttrain_api.names import (
     Env,
     Role,
 )
-from disttrain_api.report import MAX_STACKS_ANSWER_BYTES, decode_stacks
+from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks
 
 Raw = Mapping[str, Any]
 
@@ -72,10 +72,11 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
         path = path_of("/api/v1", "pods", job.namespace, f"{agent.pod.name}:{agent.port}", "proxy")
         headers = {TOKEN_HEADER: tokens[agent.secret]}
         try:
-            answer = api.through(f"{path}/{PATH}", headers, most=MAX_STACKS_ANSWER_BYTES, what=f"pod {agent.pod.name}")
+            answer = api.through(f"{path}/{PATH}", headers, most=MAX_WHOLE_STACKS_BYTES, what=f"pod {agent.pod.name}")
         except CommandError as error:
             return str(error)
-        return decode_stacks(answer, agent.pod.ranks) or f"pod {agent.pod.name}: its ranks give no stacks now"
+        found = decode_stacks(answer, agent.pod.ranks, MAX_WHOLE_STACKS_BYTES)
+        return found or f"pod {agent.pod.name}: its ranks give no stacks now"
 
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         answers = list(threads.map(ask, agents))

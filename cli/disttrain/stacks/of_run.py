@@ -9,7 +9,7 @@ from disttrain.local.folder import AGENTS_FILE, RunFolder
 from disttrain.stacks import main_thread_first
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import TOKEN_FILE, TOKEN_HEADER
-from disttrain_api.report import MAX_STACKS_ANSWER_BYTES, decode_stacks
+from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks
 
 _TIMEOUT = urllib3.Timeout(connect=5, read=30)
 _POOL = urllib3.PoolManager(retries=False, timeout=_TIMEOUT)
@@ -32,11 +32,11 @@ def stacks_of_run(folder: RunFolder, rank: int, ranks_per_pod: int) -> str:
             preload_content=False,
             redirect=False,
         )
-        answer = response.read(MAX_STACKS_ANSWER_BYTES + 1)
+        answer = response.read(MAX_WHOLE_STACKS_BYTES + 1)
         response.release_conn()
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise CommandError(f"the agent of worker {index} does not answer: does the run still go on?") from error
-    found = decode_stacks(answer, range(rank, rank + 1)) if response.status == 200 else {}
+    found = decode_stacks(answer, range(rank, rank + 1), MAX_WHOLE_STACKS_BYTES) if response.status == 200 else {}
     if rank not in found:
         raise CommandError(f"rank {rank} gives no stacks now")
     return main_thread_first(found[rank])

@@ -9,7 +9,10 @@ from disttrain.jobs import formatted, hint
 from disttrain.logs.pick import parse_ranks
 from disttrain.output import print_stderr, show
 from disttrain.terminal import plain, plain_lines
-from disttrain_operator.decide.stacks import MAX_READ, blame_of, main_stack
+from disttrain_operator.decide.stacks import blame_of, main_stack
+
+_SHOWN = 2**18
+"""Letters of a rank's stacks."""
 
 
 def show_stacks(client: Client, name: str, *, ranks: str | None, output: Format) -> int:
@@ -25,7 +28,7 @@ def show_stacks(client: Client, name: str, *, ranks: str | None, output: Format)
     elif ranks is None:
         _show_lines(texts)
     else:
-        show("\n\n".join(f"--- rank {rank} ---\n{plain_lines(text, most=MAX_READ)}" for rank, text in texts.items()))
+        show("\n\n".join(f"--- rank {rank} ---\n{plain_lines(text, most=_SHOWN)}" for rank, text in texts.items()))
     hint(f"disttrain stacks {name} --rank {min(texts)}", f"disttrain why {name}")
     return 0
 

@@ -11,7 +11,7 @@ from disttrain.errors import CommandError
 from disttrain.main import main
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import AGENT_PORT, TOKEN_FILE, Env, Role
-from disttrain_api.report import MAX_STACKS_ANSWER_BYTES, STOPPED
+from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, STOPPED
 from disttrain_operator.plan.desired import GangPlan
 from disttrain_operator.plan.identity import secret_name
 from disttrain_operator.plan.site import Site
@@ -95,7 +95,7 @@ def test_a_pod_that_gives_none_is_named_beside_those_that_do(
         ((503, "dial tcp: refused"), "503 "),
         ((200, {"stacks": {"7": "a rank of others"}}), "its ranks give no stacks now"),
         ((200, {"stacks": {"0": STOPPED, "extra": 1}}), "its ranks give no stacks now"),
-        ((200, "x" * (MAX_STACKS_ANSWER_BYTES + 1)), f"the answer is larger than {MAX_STACKS_ANSWER_BYTES} bytes"),
+        ((200, "x" * (MAX_WHOLE_STACKS_BYTES + 1)), f"the answer is larger than {MAX_WHOLE_STACKS_BYTES} bytes"),
         ((403, {"message": 'pods "x" is forbidden: ann cannot get pods/proxy'}), "ann cannot get pods/proxy"),
     ],
 )

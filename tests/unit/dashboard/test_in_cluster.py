@@ -150,7 +150,7 @@ def test_it_starts_with_what_the_operators_image_has() -> None:
     foreign = {name for name in loaded - known if not name.startswith("_")}
     assert foreign == set()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert "urllib3" in " ".join(project["optional-dependencies"]["operator"])
+    assert "urllib3" in " ".join(project["dependencies"])
 
 
 def test_without_an_api_server_it_says_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
