@@ -1,5 +1,6 @@
 """Evaluation on held-out data: every sample exactly once, whatever the number of ranks."""
 
+import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from disttrain_trainer.parallel.sharded import reshard
 from disttrain_trainer.runtime.errors import EvaluationFailed, peer_lost
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
+from disttrain_trainer.tasks.base import PERPLEXITY
 from disttrain_trainer.tasks.figures import Figures
 
 
 def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
-    """The task's figures: means over all held-out samples (tokens). For the built-in task these are `loss`, and
-    `accuracy` where outputs are scores of classes.
+    """The task's figures: means over all held-out samples (tokens). For the built-in task these are `loss`, `accuracy`
+    where outputs are scores of classes, and `perplexity` where the loss is the cross-entropy of tokens.
 
     Empty where no data is held out. Raises EvaluationFailed where data, model or loss raise: on every rank, unless
     ranks talk to each other meanwhile. Then others may wait for the one that failed, and it alone raises.
@@ -47,7 +49,19 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
         # Callbacks may have put other parameters in place, of which nothing gathered may stay.
         reshard(state.module)
     _require_success(failure, state.step, world)
-    return totals.take(world)
+    figures = totals.take(world)
+    if state.task.has_figure(PERPLEXITY, state.data):
+        figures |= perplexity_of(figures["loss"])
+    return figures
+
+
+def perplexity_of(loss: float) -> dict[str, float]:
+    """The exponential of a mean loss per token, by its name; nothing where that is not finite."""
+    try:
+        found = math.exp(loss)
+    except OverflowError:
+        return {}
+    return {PERPLEXITY: found} if math.isfinite(found) else {}
 
 
 @contextmanager

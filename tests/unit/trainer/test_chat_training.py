@@ -1,6 +1,7 @@
 """Fine-tuning on conversations: the mean over all tokens that count, in every layout, and after a resume."""
 
 import json
+import math
 import re
 
 import pytest
@@ -126,6 +127,8 @@ def test_the_loss_is_the_mean_over_all_tokens_that_count(results, expected, layo
     assert found["errors"] == [None]
     assert series(found) == pytest.approx([loss], rel=1e-10)
     assert series(found, HELD_OUT_LOSS) == pytest.approx([held_out], rel=1e-10)
+    assert series(found, "validation_metrics/perplexity") == pytest.approx([math.exp(held_out)], rel=1e-10)
+    assert found["report"].metrics["perplexity"] == pytest.approx(math.exp(held_out), rel=1e-10)
     require_same(found["gradients"], gradients)
 
 

@@ -1,5 +1,7 @@
 """Weighted sums against torch's own means."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,10 @@ from torch.nn import functional
 
 from disttrain_api.training import Loss, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
+from disttrain_trainer.evaluate import perplexity_of
 from disttrain_trainer.losses import IGNORED, build_loss, weight_of
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.tasks.base import PERPLEXITY
 from disttrain_trainer.tasks.supervised import Supervised
 from tests.unit.trainer.worlds import small
 
@@ -196,6 +200,34 @@ def test_outputs_that_are_scores_have_an_accuracy(loss, targets, figures):
     assert all(float(mean.sum) >= 0 and float(mean.weight) in (8, 40) for mean in found.values())
     known = task.has_figure("accuracy", Datasets([], [(LOGITS[0], targets[0])]))
     assert known in ("accuracy" in figures, None)
+
+
+SEQUENCE = torch.tensor([1, 2, IGNORED, 0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "has"),
+    [
+        ({}, SEQUENCE, True),
+        ({"labelSmoothing": 0.1}, SEQUENCE, False),
+        ({"name": "MeanSquaredError"}, SEQUENCE, False),
+        ({"name": "Model"}, SEQUENCE, False),
+        ({}, CLASSES[0], False),
+        ({}, LOGITS[0].softmax(-1), False),
+    ],
+)
+def test_the_cross_entropy_of_tokens_has_a_perplexity(loss, targets, has):
+    builtin = {"model": {"name": "gpt"}, "data": {"name": "text"}}
+    task = Supervised(Training.model_validate(small(**builtin, loss=loss)))
+    assert task.has_figure(PERPLEXITY, Datasets([], [(SEQUENCE, targets)])) is has
+    assert task.has_figure(PERPLEXITY, Datasets([], None)) is False
+
+
+@pytest.mark.parametrize(
+    ("loss", "figures"), [(0.0, {PERPLEXITY: 1.0}), (700.0, {PERPLEXITY: math.exp(700)}), (710.0, {}), (math.nan, {})]
+)
+def test_a_perplexity_that_is_not_finite_is_left_out(loss, figures):
+    assert perplexity_of(loss) == figures
 
 
 class Judging(nn.Module):

@@ -16,6 +16,10 @@ Forward = Callable[..., Any]
 """The model as it is called: the module, what wraps it, or a rank's part of a pipeline."""
 
 
+PERPLEXITY = "perplexity"
+"""The figure that is the exponential of the held-out loss per token."""
+
+
 class RunnableTask(Batching, Protocol):
     """Model, data, batches, loss and figures of a job."""
 
@@ -45,7 +49,7 @@ class RunnableTask(Batching, Protocol):
         """Return `loss` and other figures of held-out samples; none on ranks that have no outputs (pipelines)."""
 
     def has_figure(self, name: str, data: Datasets) -> bool | None:
-        """Return whether `evaluate` has a figure of that name; None where only the evaluation knows."""
+        """Return whether evaluations have a figure of that name; None where only the evaluation knows."""
 
 
 def as_model(field: str, entrypoint: str, returned: object) -> nn.Module:

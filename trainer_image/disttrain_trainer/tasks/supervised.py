@@ -23,7 +23,7 @@ from disttrain_trainer.parallel.context.part import Context
 from disttrain_trainer.protocols import Loss, Mean
 from disttrain_trainer.runtime.entrypoint import call_entrypoint
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from disttrain_trainer.tasks.base import Forward, as_datasets, as_model
+from disttrain_trainer.tasks.base import PERPLEXITY, Forward, as_datasets, as_model
 
 _PARTS = (Tensor, np.ndarray, np.number, int, float)
 """What the input and the target of a sample may be."""
@@ -134,15 +134,18 @@ class Supervised:
             self._documents.use(microbatch.starts)
 
     def has_figure(self, name: str, data: Datasets) -> bool | None:
-        if name != "accuracy" or data.held_out is None:
+        if name not in ("accuracy", PERPLEXITY) or data.held_out is None:
             return name in ("loss", "accuracy")
         sample = data.held_out[0]
         require_pair(sample, "held-out sample 0")
         # What a model with a loss of its own returns is its own affair.
-        loss, targets = self._training.loss.name, torch.as_tensor(sample[1])
-        if loss is LossName.MODEL or targets.is_floating_point():
+        loss, targets = self._training.loss, torch.as_tensor(sample[1])
+        if loss.name is LossName.MODEL or targets.is_floating_point():
             return False
-        return True if loss is LossName.CROSS_ENTROPY else None
+        if name == PERPLEXITY:
+            # With smoothed targets the loss is no logarithm of a probability.
+            return loss.name is LossName.CROSS_ENTROPY and not loss.label_smoothing and targets.dim() == 1
+        return True if loss.name is LossName.CROSS_ENTROPY else None
 
     def _require_tensor(self, outputs: object) -> None:
         """Raise InvalidConfiguration for outputs that no built-in loss accepts; a model's own loss accepts any."""
