@@ -228,8 +228,8 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
         kind = "map" if keys else "atomic"
         return {"items": _convert(node["items"], definitions, path), "x-kubernetes-list-type": kind, **keys}
     if node.get("type") == "object":
-        # The arguments of a model, a data set, a task or a callback: its reader checks them.
-        limits = TASK_CONFIG if path.endswith((".task.config", ".callbacks.config")) else CONFIG
+        # The arguments of a model, a data set, a task, a callback or an evaluation: its reader checks them.
+        limits = TASK_CONFIG if path.endswith((".task.config", ".callbacks.config", ".choices")) else CONFIG
         return {
             "maxProperties": limits.values,
             "additionalProperties": _Compact(_free_form(limits.depth - 1, bounded=True)),

@@ -294,6 +294,8 @@ class Evaluation(ApiModel):
     on_failure: OnFailure = OnFailure.WARN
     """Reaction to an evaluation that raises; the checkpoint of its step is written first. Warn: the job continues;
     status and log say so. Fail: it fails."""
+    choices: dict[str, Any] | None = None
+    """Likelihood tasks; docs/reference.md has the fields."""
 
 
 class SinkName(StrEnum):

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from disttrain_api import sentences, structural
 from disttrain_api.builtin import config_problems
+from disttrain_api.choices import choices_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.document_mask import document_mask_problems
 from disttrain_api.moved import with_successor
@@ -34,7 +35,9 @@ _WORKERS: Location = ("spec", "workers")
 _SERVERS: Location = ("spec", "parameterServers")
 _CLAIM: Location = ("spec", "storage", "volumeClaimTemplate")
 _PARALLELISM: Location = ("spec", "parallelism")
-_CONFIGURED: tuple[Location, ...] = tuple(("spec", "training", part) for part in ("model", "data", "loss"))
+_CONFIGURED: tuple[Location, ...] = tuple(
+    ("spec", "training", part) for part in ("model", "data", "loss", "evaluation")
+)
 
 # Those of Kubernetes' ObjectMeta, as a job read back from a cluster has them.
 _METADATA_FIELDS = (
@@ -192,7 +195,7 @@ def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violatio
     found = tuple(found)
     if spec.training is None or any(_is_in_doubt(part, found) for part in _CONFIGURED):
         return []
-    problems = config_problems(spec.training)
+    problems = [*config_problems(spec.training), *choices_problems(spec.training)]
     if not _is_in_doubt(_PARALLELISM, found):
         problems += cut_problems(spec.training, spec.parallelism)
         problems += document_mask_problems(spec.training, spec.parallelism)

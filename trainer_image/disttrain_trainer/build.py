@@ -20,6 +20,7 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.training import ActivationCheckpointing
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
+from disttrain_trainer.choices import multiple_of_lengths, require_fit
 from disttrain_trainer.data.alike import agree_on_data
 from disttrain_trainer.data.batches import Datasets, load_microbatch
 from disttrain_trainer.data.loading import Loader
@@ -159,6 +160,11 @@ def assemble(
     require_dense(sparse, takes_no_sparse)
     if sparse:
         step_singly(optimizer)
+    choices_multiple = 1
+    if data.choices:
+        assert isinstance(task, Supervised)
+        choices_multiple = multiple_of_lengths(part, config, world)
+        require_fit(data.choices, module, choices_multiple, task.longest_input(data))
     # From here on each replica draws its own dropout, and each part of a sequence and of a pipeline.
     seed_everything(training.seed, 1 + world.part + world.parts * world.at["pipeline"])
     return State(
@@ -181,6 +187,7 @@ def assemble(
         pipeline=pipeline,
         guard=None if training.skip_steps is None else StepGuard(training.skip_steps),
         callbacks=callbacks or Callbacks(),
+        choices_multiple=choices_multiple,
     )
 
 

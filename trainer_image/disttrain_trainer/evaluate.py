@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from disttrain_api.report import MAX_SENTENCE
+from disttrain_trainer.choices import own_log_likelihoods
 from disttrain_trainer.data.batches import load_microbatch, share_of
 from disttrain_trainer.parallel.data_parallel import share_buffers, without_ddp
 from disttrain_trainer.parallel.sharded import reshard
@@ -20,26 +21,30 @@ from disttrain_trainer.tasks.figures import Figures
 
 
 def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
-    """The task's figures: means over all held-out samples (tokens). For the built-in task these are `loss`, `accuracy`
-    where outputs are scores of classes, and `perplexity` where the loss is the cross-entropy of tokens.
+    """The task's figures, means over all held-out samples (tokens), and those of `evaluation.choices`. For the built-in
+    task the former are `loss`, `accuracy` where outputs are scores of classes, and `perplexity` where the loss is the
+    cross-entropy of tokens.
 
-    Empty where no data is held out. Raises EvaluationFailed where data, model or loss raise: on every rank, unless
-    ranks talk to each other meanwhile. Then others may wait for the one that failed, and it alone raises.
+    Empty where there is nothing to evaluate. Raises EvaluationFailed where data, model or loss raise: on every rank,
+    unless ranks talk to each other meanwhile. Then others may wait for the one that failed, and it alone raises.
     """
     dataset = state.data.held_out
-    if dataset is None or len(dataset) == 0:
+    held_out = 0 if dataset is None else len(dataset)
+    if not held_out and not state.data.choices:
         return {}
     share_buffers(state.module, world)
     model = state.pipeline.outputs if state.pipeline else without_ddp(state.model)
-    totals = Figures()
+    totals, scores = Figures(), []
     failure: BaseException | None = None
     try:
         with evaluating(state.module), torch.no_grad():
-            own = share_of(len(dataset), batch_size, world.replica, world.replicas, draws=state.data.draws)
+            own = share_of(held_out, batch_size, world.replica, world.replicas, draws=state.data.draws)
             for slots in own:
+                assert dataset is not None
                 batch = load_microbatch(state.task, dataset, slots, world.device.torch)
                 with state.precision.autocast():
                     totals.add(state.task.evaluate(model, batch))
+            scores = [own_log_likelihoods(state, world, model, task, batch_size) for task in state.data.choices]
     except (Exception, SystemExit) as error:
         if peer_lost(error):
             raise
@@ -49,9 +54,11 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
         # Callbacks may have put other parameters in place, of which nothing gathered may stay.
         reshard(state.module)
     _require_success(failure, state.step, world)
-    figures = totals.take(world)
-    if state.task.has_figure(PERPLEXITY, state.data):
+    figures = totals.take(world) if held_out else {}
+    if held_out and state.task.has_figure(PERPLEXITY, state.data):
         figures |= perplexity_of(figures["loss"])
+    for task, own_scores in zip(state.data.choices, scores, strict=True):
+        figures |= task.figures(world.sum_tensor(own_scores * world.counts_outputs).tolist())
     return figures
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from disttrain_trainer.data.alike import agree_on_data
 from disttrain_trainer.data.batches import Datasets
+from disttrain_trainer.data.choices import ChoiceTask, Question
 from disttrain_trainer.data.sketch import alike, first_unlike, places_of, sketch_of, sketches_of
 from disttrain_trainer.runtime.errors import DataUnlike
 
@@ -105,6 +106,16 @@ class Ranks:
         return [own] * (1 + len(self.others))
 
 
+class Asked(Ranks):
+    """A world whose rank 1 has the questions of `there`."""
+
+    def gather(self, own: Any, kind: Any) -> list[Any]:
+        found = super().gather(own, kind)
+        if self._calls == 1:
+            found[1] = (*own[:2], ["", *(task.fingerprint for task in self.others[1].choices)])
+        return found
+
+
 def samples(order: list[int]) -> Datasets:
     numbers = torch.arange(60.0).reshape(20, 3)[order]
     return Datasets(TensorDataset(numbers, torch.tensor(order)), None)
@@ -135,6 +146,20 @@ def test_a_rank_with_another_order_is_named_with_the_sample() -> None:
         DataUnlike, match=r"^sample 0 of the 20 training samples is another one on rank 2 than on rank 0: "
     ):
         agree_on_data(here, Ranks(here, there))  # type: ignore[arg-type]
+
+
+def test_a_rank_with_other_questions_is_named() -> None:
+    row = np.array([1, 2], np.int32)
+    here, there = (
+        replace(
+            samples(list(range(20))),
+            choices=[ChoiceTask("one", [Question("a", ["b", "c"], answer, "")], [row, row], [1, 1])],
+        )
+        for answer in (0, 1)
+    )
+    agree_on_data(there, Asked(here, there))  # type: ignore[arg-type]
+    with pytest.raises(DataUnlike, match=r"^rank 1 finds other data than rank 0"):
+        agree_on_data(here, Asked(here, there))  # type: ignore[arg-type]
 
 
 def test_samples_that_are_drawn_anew_each_time_are_not_compared() -> None:

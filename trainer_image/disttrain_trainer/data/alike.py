@@ -19,8 +19,9 @@ Sketches = Sequence[Sketch | None]
 
 def agree_on_data(data: Datasets, world: World) -> Datasets:
     """The data with sketches of some samples, which are alike on all ranks. Raises DataUnlike. A collective call."""
-    own = (data.size or 0, 0 if data.held_out is None else len(data.held_out), data.fingerprint)
-    sizes = world.gather(own, tuple[int, int, str | None])
+    fingerprints = [data.fingerprint or "", *(task.fingerprint for task in data.choices)]
+    own = (data.size or 0, 0 if data.held_out is None else len(data.held_out), fingerprints)
+    sizes = world.gather(own, tuple[int, int, list[str]])
     for rank, size in enumerate(sizes):
         if size[:2] == sizes[0][:2] and size != sizes[0]:
             raise DataUnlike(f"rank {rank} finds other data than rank 0: they must be alike in every pod")

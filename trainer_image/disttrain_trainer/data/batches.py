@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from disttrain_trainer.data.choices import ChoiceTask
 from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.sampler import Slots
 from disttrain_trainer.data.stream import Stream
@@ -42,6 +43,8 @@ class Datasets:
     """What the log is to say of the data."""
     packed: bool = False
     """Whether samples are Packed."""
+    choices: Sequence[ChoiceTask] = ()
+    """Questions that evaluations ask."""
 
     @property
     def size(self) -> int | None:

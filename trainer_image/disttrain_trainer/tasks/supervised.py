@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from disttrain_api.builtin import data_config, model_config
+from disttrain_api.builtin import OfTokens, data_config, model_config
+from disttrain_api.choices import FIELD, choices_config
+from disttrain_api.training import Loss as LossSettings
 from disttrain_api.training import LossName, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
+from disttrain_trainer.data.choices import FIGURES, load_choices
 from disttrain_trainer.data.collate import collate, filled_up, parts_of
 from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.rows import Rows
@@ -51,7 +54,17 @@ class Supervised:
     def data(self) -> Datasets:
         data = load_data(self._training)
         self._longest = data.longest
-        return data
+        config = choices_config(self._training)
+        return data if config is None else replace(data, choices=load_choices(config, self.longest_input(data)))
+
+    def longest_input(self, data: Datasets) -> int:
+        """Return the tokens that the model takes, as far as that is known. Raises InvalidConfiguration."""
+        if not self.counts_tokens(data):
+            raise InvalidConfiguration(f"`{FIELD}` needs samples of `training.data` with a class for each token")
+        config = None if self._training.model.name is None else model_config(self._training)
+        if isinstance(config, OfTokens) and config.sequence_length is not None:
+            return config.sequence_length
+        return data.longest or len(data.first_sample[0])
 
     def place(self, device: torch.device, model: nn.Module) -> None:
         """Nothing: the model is all there is."""
@@ -129,11 +142,31 @@ class Supervised:
             figures["accuracy"] = _accuracy(outputs, microbatch)
         return figures
 
+    def token_losses(self, model: Forward, microbatch: Microbatch) -> Tensor | None:
+        """Return the cross-entropy of each target that this rank has [B, T], whatever the loss that is trained; None on
+        ranks without outputs."""
+        self._begin(microbatch)
+        outputs = model(microbatch.inputs)
+        if outputs is None:
+            return None
+        self._require_tensor(outputs)
+        return build_loss(LossSettings(), nn.Identity()).per_element(outputs, microbatch.targets)
+
+    def batch_of_lengths(self, samples: Sequence[tuple[Tensor, Tensor]], multiple: int) -> tuple[Tensor, Tensor]:
+        """Return sequences of unlike lengths, and their targets, as this rank computes them: filled up to a multiple
+        of `multiple`, and cut where it has a part of each."""
+        longest = max(len(inputs) for inputs, _ in samples)
+        filled = filled_up(samples, -(-longest // multiple) * multiple)
+        inputs, targets = (torch.stack(part) for part in zip(*filled, strict=True))
+        return (inputs, targets) if self._context is None else self._context.part_of(inputs, targets)
+
     def _begin(self, microbatch: Microbatch) -> None:
         if self._documents is not None:
             self._documents.use(microbatch.starts)
 
     def has_figure(self, name: str, data: Datasets) -> bool | None:
+        if name in (f"{task.name}/{figure}" for task in data.choices for figure in FIGURES):
+            return True
         if name not in ("accuracy", PERPLEXITY) or data.held_out is None:
             return name in ("loss", "accuracy")
         sample = data.held_out[0]

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disttrain_trainer.data.chats.lines import ASSISTANT, Conversation, Message
+from disttrain_trainer.data.tokenizer import load_tokenizer
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _FIELD = "`training.data.config.tokenizer`"
-_FILE = "tokenizer.json"
-_MAX_FILE_BYTES = 200_000_000
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CLOCK = "strftime_now"
 
@@ -40,7 +39,7 @@ class ChatTokenizer:
     def __init__(self, folder: Path, arguments: Mapping[str, Any]) -> None:
         """arguments: variables of the template. Raises InvalidConfiguration or DataNotFound."""
         self._folder, self._arguments = folder, dict(arguments)
-        self._tokenizer = _load(folder)
+        self._tokenizer = load_tokenizer(_FIELD.strip("`"), folder)
         self._template = _template_of(self._tokenizer, folder)
         self._marks = _MARKED.search(self._template) is not None
         special = sorted(token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special)
@@ -160,26 +159,6 @@ class ChatTokenizer:
                 "resumes on another day would train on other tokens: set the variable that it reads in place of it, "
                 "such as `date_string`"
             )
-
-
-def _load(folder: Path) -> PreTrainedTokenizerFast:
-    try:
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise InvalidConfiguration(
-            "`training.data.name` chat: the library transformers is not in the image; install `disttrain[hf]`"
-        ) from error
-    file = folder / _FILE
-    if not file.is_file():
-        raise DataNotFound(f"{_FIELD}: {file} does not exist (from {Path.cwd()}), expected a tokenizer's folder")
-    if file.stat().st_size > _MAX_FILE_BYTES:
-        raise DataNotFound(f"{_FIELD}: {file} has more than {_MAX_FILE_BYTES} bytes, which no tokenizer has")
-    try:
-        # This class and no other: code that comes with a tokenizer is not executed.
-        found: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise DataNotFound(f"{_FIELD}: {folder} is no tokenizer's folder: {one_line(error):.300}") from error
-    return found
 
 
 def _template_of(tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:

@@ -1,0 +1,58 @@
+"""`training.evaluation.choices`: questions whose choices a language model tells apart by their likelihood."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from disttrain_api import sentences
+from disttrain_api.base import ApiModel
+from disttrain_api.training import DataName, LossName, ModelName, Training
+from disttrain_api.transformers_config import Problem
+
+FIELD = "training.evaluation.choices"
+Path = Annotated[str, Field(min_length=1, max_length=4096)]
+TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+
+
+class ChoicesConfig(ApiModel):
+    """Tasks of questions with several choices, of which the model finds one the likeliest: figures `<task>/acc`,
+    `<task>/acc_norm` and `<task>/acc_bytes` as lm-evaluation-harness computes them, and `<task>/bpb`, the bits per byte
+    of the answers."""
+
+    tasks: Annotated[dict[TaskName, Path], Field(min_length=1, max_length=8)]
+    """The file of each task, by its name: JSON Lines of `{"context": "…", "choices": ["…", …], "answer": 0}`; the same
+    in every pod."""
+    tokenizer: Path | None = None
+    """A folder with `tokenizer.json`. Absent, with `data.name: text` alone: bytes are the tokens."""
+    delimiter: Annotated[str, Field(max_length=16)] = " "
+    """Stands between a context and each choice, and is no part of the choice's length."""
+
+
+def choices_config(training: Training) -> ChoicesConfig | None:
+    """Return the tasks of the evaluation, None where there are none. Raises pydantic.ValidationError."""
+    given = training.evaluation.choices
+    return None if given is None else ChoicesConfig.model_validate(given, by_alias=True, by_name=False)
+
+
+def choices_problems(training: Training) -> Iterator[Problem]:
+    """Yield all that is wrong with `evaluation.choices`, alone and beside other fields."""
+    try:
+        config = choices_config(training)
+    except ValidationError as error:
+        for found in sentences.violations(error, ChoicesConfig):
+            path = ".".join((FIELD, *(str(step) for step in found.location)))
+            yield path, f"{found.message}; {found.hint}" if found.hint else found.message
+        return
+    if config is None:
+        return
+    if training.task is not None:
+        yield FIELD, "conflicts with `task`, whose model need not return the logits of tokens: remove one of the two"
+    elif training.loss.name is not LossName.CROSS_ENTROPY:
+        yield FIELD, f"needs `loss.name` CrossEntropy, whose model returns logits; found {training.loss.name}"
+    elif training.model.name in (ModelName.MLP, ModelName.RESNET):
+        yield FIELD, f"needs a model of tokens, and `model.name` {training.model.name} is none"
+    elif training.data.name is DataName.DIGITS:
+        yield FIELD, "needs data of tokens, and `data.name` digits has images"
+    elif config.tokenizer is None and training.data.name is not DataName.TEXT:
+        yield f"{FIELD}.tokenizer", "must be given: bytes are the tokens of `data.name` text alone"
