@@ -5,21 +5,32 @@ from pathlib import Path
 
 from tools.cluster.paths import REPOSITORY
 
+LLAMA = REPOSITORY / "examples" / "llama" / "README.md"
 NOTES = REPOSITORY / "helm" / "disttrain" / "templates" / "NOTES.txt"
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r" {2,}# .*")
 
 
 def pages() -> list[Path]:
-    """Return the two READMEs and every page of docs/ and its folders."""
-    readmes = [REPOSITORY / "README.md", REPOSITORY / "helm" / "disttrain" / "README.md"]
+    """Return the three READMEs and every page of docs/ and its folders."""
+    readmes = [REPOSITORY / "README.md", REPOSITORY / "helm" / "disttrain" / "README.md", LLAMA]
     return [*readmes, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def console_commands(page: Path) -> list[str]:
     """Return the commands of a page's console blocks in order: what follows `$ `, without a comment."""
-    lines = [line for block in _BLOCK.findall(page.read_text()) for line in block.splitlines()]
-    return [_COMMENT.sub("", line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
+    return [command for command, _ in console_steps(page)]
+
+
+def console_steps(page: Path) -> list[tuple[str, list[str]]]:
+    """Return the commands of a page, each with the lines that it is shown to print."""
+    steps: list[tuple[str, list[str]]] = []
+    for line in (line for block in _BLOCK.findall(page.read_text()) for line in block.splitlines()):
+        if line.startswith("$ "):
+            steps.append((_COMMENT.sub("", line.removeprefix("$ ")), []))
+        else:
+            steps[-1][1].append(line)
+    return steps
 
 
 def commands_on_a_cluster() -> list[str]:

@@ -26,9 +26,10 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 def outside_pages(repository: Path) -> dict[str, str]:
     """Return the page of the site for each file outside docs/ that has one, both as paths with slashes."""
-    files = sorted(path for path in (repository / "examples").rglob("*") if path.suffix in _LANGUAGES)
+    files = sorted(path for path in (repository / "examples").rglob("*") if path.suffix in (".md", *_LANGUAGES))
     examples = [path.relative_to(repository).as_posix() for path in files]
-    return _WHOLE_PAGES | _MONITORING | {example: f"{example}.md" for example in examples}
+    pages = {example: example if example.endswith(".md") else f"{example}.md" for example in examples}
+    return _WHOLE_PAGES | _MONITORING | pages
 
 
 def text_of(repository: Path, source: str) -> str:

@@ -1,11 +1,12 @@
-"""Every documented command is run by a test: those of a cluster by tests/e2e/test_as_written.py."""
+"""Every documented command is run by a test: those of a cluster by tests/e2e/test_as_written.py, those of
+examples/llama by tests/local/test_llama.py."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.documented import commands_on_a_cluster, console_commands, notes_commands, pages
+from tests.documented import LLAMA, commands_on_a_cluster, console_commands, console_steps, notes_commands, pages
 from tools.cluster.paths import REPOSITORY
 
 RUN_BY_OTHERS = {
@@ -24,11 +25,12 @@ def test_a_command_is_what_a_shell_would_run(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```console\n$ a 'b # c'   # why\noutput\n$ d --e='{.f}'\n```\n\n```sh\ng\n```\n")
     assert console_commands(page) == ["a 'b # c'", "d --e='{.f}'"]
+    assert console_steps(page) == [("a 'b # c'", ["output"]), ("d --e='{.f}'", [])]
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_console_command_is_run_by_a_test(page: Path) -> None:
-    known = {*commands_on_a_cluster(), *RUN_BY_OTHERS}
+    known = {*commands_on_a_cluster(), *console_commands(LLAMA), *RUN_BY_OTHERS}
     assert [command for command in console_commands(page) if command not in known] == []
 
 
