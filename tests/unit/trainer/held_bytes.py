@@ -53,7 +53,7 @@ def main() -> None:
     state = build_job_state(config, world)
     meter = StorageMeter()
     show_what_callbacks_make(meter)
-    module, found = state.module, {}
+    module, replicas, found = state.module, state.replicas, {}
 
     def step() -> None:
         batches = load_step(state, world, state.cursor)
@@ -64,10 +64,15 @@ def main() -> None:
         )
         with meter.counting():
             accumulate_gradients(state, batches, 1.0, 1.0, world.parts)
+            if replicas is not None:
+                replicas.settle_gradients(state.step)
             found["gradients"] = held(parameter.grad for parameter in state.parameters)
             norm = clip_gradients(state, 1.0, world)
             state.optimizer.step()
         update_parameters(state, 0.0, norm)
+        if replicas is not None:
+            with meter.counting():
+                replicas.synchronize(state.step)
 
     def held(tensors) -> int:  # type: ignore[no-untyped-def]
         return sum(local_part(tensor).nbytes for tensor in tensors)
@@ -78,15 +83,18 @@ def main() -> None:
     def counted() -> dict[str, int]:
         found.clear()
         meter.peak = meter.live
-        step()
+        # Replicas that train alone average at the end of a block.
+        for _ in range(1 if replicas is None else replicas.plan.summed_steps + replicas.plan.period):
+            step()
         return found | {"peak": meter.peak}
 
-    meter.show([*module.parameters(), *module.buffers()])
+    meter.show([*module.parameters(), *module.buffers(), *(replicas.kept if replicas is not None else ())])
     step()
     # Where gloo lets go of messages late, a step holds more than it needs. Steps of a warm-up are not alike, though,
     # nor are those in which experts get other numbers of tokens.
     compression = config.job.parallelism.data_parallel.compression
     alike = not state.routing.layers and (compression is None or not compression.warmup_steps)
+    alike = alike and (replicas is None or not replicas.plan.summed_steps)
     tries = [counted() for _ in range(TRIES if alike else 1)]
     found = min(tries, key=lambda one: one["peak"])
     found |= {"optimizer_state": held(kept())}

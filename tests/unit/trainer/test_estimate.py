@@ -51,6 +51,11 @@ def compressed(name: str, **settings: Any) -> dict[str, Any]:
     return {"dataParallel": {"compression": {"name": name, **settings}}}
 
 
+def local(**settings: Any) -> dict[str, Any]:
+    return {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2, **settings}}}
+
+
+BMUF = {"dataParallel": {"mode": "BMUF", "bmuf": {"period": 2}}}
 # parallelism, changes of the training
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": ({}, {}),
@@ -77,6 +82,15 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2, TopK, two buckets": (compressed("TopK", ratio=0.1), TWO_BUCKETS),
     "dp2, RandomK": (compressed("RandomK", ratio=0.1), FEW),
     "dp2, PowerSGD": (compressed("PowerSGD", rank=8), FEW),
+    "dp2, LocalSGD": (local(), {}),
+    "dp2, LocalSGD, warm-up of sums": (local(warmupSteps=2), TWO_BUCKETS),
+    "dp2, LocalSGD, averaged state": (local(optimizerState="Average"), TWO_BUCKETS),
+    "dp2, LocalSGD, outer optimizer": (local(outerOptimizer={}), FEW),
+    "dp2, BMUF": (BMUF, {}),
+    "dp2, BMUF, averaged state": (
+        {"dataParallel": {"mode": "BMUF", "bmuf": {"period": 2, "optimizerState": "Average"}}},
+        TWO_BUCKETS,
+    ),
     "fsdp2": ({SHARD: 2}, {}),
     "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
@@ -166,6 +180,25 @@ def test_an_optimizer_that_computes_with_values_is_followed() -> None:
     assert found.peak is not None
 
 
+@pytest.mark.parametrize(
+    ("settings", "beside"),
+    [
+        # Gradients, and a bucket of all of them.
+        ({"period": 8, "warmupSteps": 1}, 2),
+        # A bucket of both moments.
+        ({"optimizerState": "Average"}, 2),
+        ({"optimizerState": "Average", "outerOptimizer": {}}, 4),
+    ],
+    ids=["warm-up", "averaged state", "outer optimizer"],
+)
+def test_replicas_that_train_alone_hold_what_they_average_with(settings: dict[str, Any], beside: int) -> None:
+    # So few tokens that activations are little beside parameters.
+    little = {**FEW, "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 64, "sequenceLength": 2}}}
+    found = estimated({**TRAINING, **little}, 2, local(**settings))
+    # Parameters, and the optimizer's two moments of each.
+    assert found.peak == pytest.approx((3 + beside) * found.parameters, rel=0.02)
+
+
 def test_ranks_that_do_not_exist_cost_nothing() -> None:
     """A model of 26 billion parameters; the test has no such memory."""
     config = {"layers": 8, "heads": 128, "width": 16384}
@@ -183,7 +216,6 @@ def test_ranks_that_do_not_exist_cost_nothing() -> None:
     ("parallelism", "changes", "reason"),
     [
         ({"pipelineParallelDegree": 2, "pipeline": {"split": "Time"}}, {}, "a measurement alone"),
-        ({"dataParallel": {"mode": "BMUF", "bmuf": {"period": 8}}}, {}, "mode BMUF"),
         ({"devicesPerProcess": 2, "dataParallelReplicateDegree": 2}, {}, "`devicesPerProcess`"),
         ({SHARD: 2}, {"offload": {"parameters": True}}, "`training.offload`"),
         ({}, {"model": {"entrypoint": f"{__name__}:looks_at_values"}}, "cannot be followed without values"),

@@ -15,6 +15,7 @@ from disttrain_trainer.estimate.step import StepWork
 from disttrain_trainer.models.gpt.model import Gpt
 from tests.unit.trainer.server_jobs import a_job, ended
 from tests.unit.trainer.test_estimate import (
+    BMUF,
     CONTEXT,
     EXPERT,
     FEW,
@@ -25,10 +26,10 @@ from tests.unit.trainer.test_estimate import (
     TRAINING,
     compressed,
     estimated,
+    local,
 )
 from tests.unit.trainer.worlds import job, run_ranks
 
-LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2}}}
 PIPELINE = {"pipelineParallelDegree": 2}
 UNTIED = {"model": {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}}
 # Every token goes to every expert, and no batch is padded, whose tokens would go to none: data make no difference.
@@ -52,7 +53,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp2, tied": (PIPELINE, {"gradientAccumulationSteps": 2}),
     "pp2, interleaved": ({**PIPELINE, "pipeline": {"schedule": "LoopedBFS"}}, UNTIED),
     "pp2, zero bubble": ({**PIPELINE, "pipeline": {"schedule": "ZBVZeroBubble"}}, UNTIED),
-    "local sgd": (LOCAL, {}),
+    "local sgd": (local(), {}),
+    "local sgd, outer optimizer, averaged state": (local(outerOptimizer={}, optimizerState="Average"), {}),
+    "local sgd, BMUF": (BMUF, {}),
     "fsdp2 + ep2": (EXPERT, EVEN),
 }
 # So wide that the training loop's own sums, of 1.5 KiB with their headers, are little beside a bit for each number.
@@ -180,11 +183,12 @@ def test_a_step_has_the_flops_that_the_model_says() -> None:
 
 
 def test_replicas_that_average_in_their_pods_meet_all_others_less_often() -> None:
-    local = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 2, "globalPeriod": 6}}}
-    (within, among) = work_of({**TRAINING, "steps": 100}, 4, local, pods=2).messages
-    assert (within.ranks, within.within_pod, within.every) == (2, True, 2)
+    pods = local(globalPeriod=6)
+    (among, within) = work_of({**TRAINING, "steps": 100}, 4, pods, pods=2).messages
+    # After the sixth step all meet, and not the pods before them.
+    assert (within.ranks, within.within_pod, within.every) == (2, True, 6)
     assert (among.ranks, among.within_pod, among.every) == (4, False, 6)
-    assert within.bytes == among.bytes
+    assert within.bytes == 2 * among.bytes
 
 
 def test_neighbours_send_along_the_pipeline() -> None:

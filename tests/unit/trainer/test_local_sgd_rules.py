@@ -54,6 +54,15 @@ class TestPlan:
         if plan.global_period == plan.period:
             assert Averaging.POD not in {plan.averaging(done) for done in range(1, plan.steps + 1)}
 
+    @UNHURRIED
+    @given(plans())
+    def test_a_block_has_the_averagings_of_its_steps(self, plan):
+        if plan.summed_steps < plan.steps:
+            steps = range(plan.summed_steps + 1, plan.summed_steps + plan.block + 1)
+            kinds = [plan.averaging(done) for done in steps]
+            assert (kinds.count(Averaging.ALL), kinds.index(Averaging.ALL)) == (1, plan.block - 1)
+            assert kinds.count(Averaging.POD) == plan.pod_averagings
+
     def test_of_local_sgd_the_warmup_sums_gradients_of_bmuf_it_takes_averages(self):
         local, bmuf = (Plan.of(kind(period=4, warmup_steps=6), 20) for kind in (LocalSgd, Bmuf))
         assert [local.sums_gradients(done) for done in (0, 5, 6)] == [True, True, False]

@@ -155,12 +155,9 @@ def _without_values(error: Exception) -> str:
 
 def _memory_beside(config: Config, world: World) -> str | None:
     """Why the memory of a step is not known though it is computed; None where it is."""
-    data_parallel = config.job.parallelism.data_parallel
     if has_servers(config) and world.size > 1:
         return "the first rank of a worker pushes and pulls for all of its ranks, beside their steps"
-    if data_parallel.relaxed is None:
-        return None
-    return f"mode {data_parallel.mode.value} keeps what replicas train from beside the model"
+    return None
 
 
 def _followed(config: Config) -> Config:

@@ -13,6 +13,7 @@ from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
 from disttrain_trainer.estimate.served import Pushes, ServerTraffic, has_servers, spread, updates
 from disttrain_trainer.estimate.stages import Boundary, Bubble, ImaginedSchedule, bubble_of
+from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
@@ -73,6 +74,7 @@ def take_step(
             served = pushes.warm_up()
             meter.show(pushes.kept())
     meter.show(buckets.held())
+    meter.show(state.replicas.kept if state.replicas is not None else ())
     added, counts = list[int](), list[Count]()
 
     def forward_done() -> None:
@@ -97,7 +99,7 @@ def take_step(
         with pushes.watching(computed) if pushes is not None else nullcontext():
             accumulate_gradients(state, batches, 1.0, 1.0, parts)
         if state.replicas is not None:
-            state.replicas.settle_gradients(state.replicas.plan.summed_steps)
+            _settle_gradients(state.replicas, counter)
         clip_gradients(state, 1.0, world)
         if updates(config):
             state.precision.update(state.optimizer, None)
@@ -109,22 +111,34 @@ def take_step(
         total = total.plus(count)
     total = total.plus(counts[0], passes - computed)
     pods = config.local_world_size
-    sent = [*messages(total, world, pods), *_meetings(state, world, mode, counter, pods)]
+    sent = [*messages(total, world, pods), *_averagings(state, world, mode, counter, meter, pods)]
     bubble = bubble_of(pipeline) if isinstance(pipeline, Pipeline) else None
     return Taken(added[0], meter.peak, StepWork(total.flops, sent, bubble, served))
 
 
-def _meetings(
-    state: State, world: World, mode: FakeTensorMode, counter: WorkCounter, ranks_per_pod: int
+def _settle_gradients(replicas: Replicas, counter: WorkCounter) -> None:
+    """As a step does that replicas take alone, and one of a warm-up before it, which holds more."""
+    plan = replicas.plan
+    if plan.sums_gradients(0):
+        with counter.paused():
+            replicas.settle_gradients(0)
+    replicas.settle_gradients(min(plan.summed_steps, plan.steps - 1))
+
+
+def _averagings(
+    state: State, world: World, mode: FakeTensorMode, counter: WorkCounter, meter: StorageMeter, ranks_per_pod: int
 ) -> list[Message]:
-    """What replicas that train alone send when they average."""
+    """What replicas that train alone send when they average: all of them at the end of a block, pods within it."""
     if state.replicas is None:
         return []
     plan, found = state.replicas.plan, list[Message]()
-    for period in sorted({plan.period, plan.global_period}):
-        with mode, counter.counting():
-            state.replicas.synchronize(plan.summed_steps + period)
-        found += messages(counter.take(), world, ranks_per_pod, min(period, plan.steps))
+    state.optimizer.zero_grad()
+    # The last averaging of a run makes the most of the average.
+    for done, times in ((plan.steps, 1), (plan.summed_steps + plan.period, plan.pod_averagings)):
+        if times:
+            with mode, counter.counting(), meter.counting():
+                state.replicas.synchronize(done)
+            found += messages(Count().plus(counter.take(), times), world, ranks_per_pod, plan.block)
     return found
 
 

@@ -109,6 +109,11 @@ class Replicas:
         """Return the state for the next update, by parameter, the same on every rank; empty without an update."""
         return self._momentum
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Return what is there beside the module from one step to the next."""
+        return [*self._model.values(), *self._momentum.values()]
+
     def go_on(self, own: Mapping[str, Tensor], momentum: Mapping[str, Tensor]) -> None:
         """Go on as the replica that held `own` (see `agreed`), when the module holds the model that counted then."""
         self.set_out()

@@ -36,6 +36,16 @@ class Plan:
         longest = settings.global_period or settings.period
         return cls(settings.period, steps, longest, summed_steps=settings.warmup_steps)
 
+    @property
+    def block(self) -> int:
+        """Return the steps from one averaging of all replicas to the next, once they train alone."""
+        return max(min(self.global_period, self.steps - self.summed_steps), 1)
+
+    @property
+    def pod_averagings(self) -> int:
+        """Return how often the replicas of a pod average by themselves in a block."""
+        return (self.block - 1) // self.period
+
     def sums_gradients(self, done: int) -> bool:
         """Whether the step after `done` ones is one of a single model."""
         return done < self.summed_steps
