@@ -71,6 +71,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_estimated_work\.py::test_stages_hand": LONG,
     r"trainer/test_estimated_work\.py::test_ranks_share_.*\[([df].*, acc|tp2, s|pp2, [tiz]|local)": LONG,
     r"trainer/test_document_mask\.py.*\[qwen(3|2, windows)-compiled": LONG,
+    r"trainer/test_estimated_work\.py::test_ranks_that_are_one_worker": LONG,
     r"trainer/test_estimated_work\.py::test_workers_push_pull_and_hold_what_was_estimated\[[TOFp]": LONG,
     r"cli/test_layouts\.py::test_(a_ranking_as_json|what_cannot_be_ranked)": LONG,
     r"trainer/test_local_sgd\.py::test_pods_average_more_often_than_all": MORE_RANKS,

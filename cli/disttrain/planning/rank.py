@@ -18,6 +18,8 @@ class RankMemory:
     optimizer_state: int | None = None
     activations: int | None = None
     peak: int | None = None
+    in_host: int | None = None
+    """The part of the peak that is in the host's memory where ranks have GPUs."""
     building: int | None = None
     """The whole model, before it is cut."""
     least: int | None = None
@@ -30,10 +32,10 @@ class RankMemory:
 
     @property
     def needed(self) -> int | None:
-        """Bytes that the rank needs, or as many of them as are known."""
+        """Bytes that the rank needs on its device, or as many of them as are known."""
         held = (self.parameters, self.buffers, self.gradients, self.optimizer_state)
         counted = [size for size in held if size is not None]
-        in_steps = self.peak if self.peak is not None else sum(counted) if counted else self.least
+        in_steps = self.peak - (self.in_host or 0) if self.peak is not None else sum(counted) if counted else self.least
         return None if in_steps is None else max(in_steps, self.building or 0)
 
 

@@ -19,6 +19,7 @@ _PARTS = (
     ("activations", "activations", "the most that a forward pass adds"),
     ("while it is built", "building", "the whole model, before it is cut"),
     ("peak of a step", "peak", "the most that is there at once: gradients come as activations go"),
+    ("in host memory", "in_host", "of the peak, where ranks have GPUs: what is put together for the servers"),
 )
 _BESIDE = "The allocator's gaps, the libraries of a GPU (about 1 GiB) and buffers of collectives come on top."
 

@@ -107,6 +107,8 @@ MEMORY = RankMemory(0, parameters=4, buffers=0, gradients=4, optimizer_state=8, 
     [
         (MEMORY, None),
         (replace(MEMORY, peak=25), "rank 0 needs 25 B, and a GPU has 24 B: cut the model over more ranks"),
+        (replace(MEMORY, peak=25, in_host=1), None),
+        (replace(MEMORY, peak=30, in_host=5), "rank 0 needs 25 B, and a GPU has 24 B"),
         (replace(MEMORY, building=32), "needs 32 B, and a GPU has 24 B: it holds the whole model before it is cut"),
         (replace(MEMORY, peak=None, optimizer_state=17, unknown="why"), "needs at least 25 B"),
         (replace(MEMORY, peak=None, unknown="why"), None),

@@ -2,12 +2,14 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from disttrain_trainer.estimate.imagined import WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
 from disttrain_trainer.parameter_server.worker.client import Servers
+from disttrain_trainer.parameter_server.worker.group import GroupServers
 from disttrain_trainer.parameter_server.worker.worker import Worker
 from disttrain_trainer.program import run
 from disttrain_trainer.runtime.leaving import leave
@@ -16,7 +18,7 @@ from disttrain_trainer.runtime.stop import StopRequest
 
 def count() -> None:
     meter, found, peaks = StorageMeter(), dict[str, int](), list[int]()
-    compute, begin_push = Worker.compute, Servers.begin_push
+    compute, settle, begin_pull = Worker.compute, Worker._settle_gradients, GroupServers.begin_pull
     file = Path(os.environ["HELD_BYTES"], f"rank-{os.environ['RANK']}.json")
 
     def counted(worker: Worker, *args: Any) -> Any:
@@ -34,13 +36,32 @@ def count() -> None:
         file.write_text(json.dumps({"peak": max(peaks), "activations": found["activations"]}))
         return result
 
-    def begun(servers: Servers, *args: Any) -> Any:
-        # Before that the optimizer's state may have come, which is no part of a forward pass.
-        found.update(before=meter.live, earlier=meter.peak)
-        meter.peak = meter.live
-        return begin_push(servers, *args)
+    def begun(begin_push: Callable[..., Any]) -> Callable[..., Any]:
+        def counted_apart(*args: Any) -> Any:
+            # Before that the optimizer's state may have come, which is no part of a forward pass.
+            found.update(before=meter.live, earlier=meter.peak)
+            meter.peak = meter.live
+            return begin_push(*args)
 
-    Worker.compute, Servers.begin_push = counted, begun  # type: ignore[method-assign]
+        return counted_apart
+
+    def pulled(servers: GroupServers, *args: Any, **options: Any) -> Any:
+        meter.show(servers._full_parameters.whole.values())
+        meter.peak = meter.live
+        with meter.counting():
+            result = begin_pull(servers, *args, **options)
+        if found:
+            peaks.append(meter.peak)
+        return result
+
+    def settled(worker: Worker) -> None:
+        # Nothing is done to gradients that another rank pushes.
+        meter.show(one.grad for one in worker.state.parameters if one.grad is not None)
+        settle(worker)
+
+    Worker.compute, Worker._settle_gradients = counted, settled  # type: ignore[method-assign]
+    Servers.begin_push, GroupServers.begin_push = begun(Servers.begin_push), begun(GroupServers.begin_push)  # type: ignore[method-assign]
+    GroupServers.begin_pull = pulled  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

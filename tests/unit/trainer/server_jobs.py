@@ -17,23 +17,32 @@ def lines_of(file):
 
 
 class Job:
-    """A job of two workers and one or more servers, each pod in a folder of its own."""
+    """A job of two ranks, each a worker or both one, and one or more servers, each pod in a folder of its own."""
 
-    def __init__(self, folder, stack, servers, settings, training, module="disttrain_trainer", **environment):
-        """module, environment: of the workers."""
+    def __init__(
+        self, folder, stack, servers, settings, training, module="disttrain_trainer", ranks_per_pod=1, degrees=None,
+        **environment,
+    ):  # fmt: skip
+        """module, environment: of the workers. degrees: of a worker's ranks."""
         self.folder, self.stack, self.module, self.environment = folder, stack, module, environment
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
-        self.config = job(training, parallelism={"dataParallel": {"mode": "ParameterServer", **settings}})
+        parallelism = {"dataParallel": {"mode": "ParameterServer", **settings}, **(degrees or {})}
+        self.config = job(training, parallelism=parallelism)
+        self.ranks_per_pod = ranks_per_pod
         self.servers = [
             self.start(f"server-{index}", 1, SERVER, DISTTRAIN_ROLE_INDEX=str(index)) for index in range(servers)
         ]
-        self.workers = [self.worker(rank) for rank in range(2)]
+        if ranks_per_pod == 1:
+            self.workers = [self.worker(rank) for rank in range(2)]
+        else:
+            self.workers = [self.start("worker", ranks_per_pod, module, **environment)]
 
     def start(self, name, ranks, module, **environment):
         folder = self.folder / name
         folder.mkdir()
         variables = {
             "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_pod),
             "DISTTRAIN_PS_ADDRESSES": ",".join(self.addresses),
             "DISTTRAIN_TERMINATION_LOG": str(folder / "termination-log"),
             **environment,

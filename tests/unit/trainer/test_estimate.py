@@ -44,6 +44,11 @@ TRAINING = {
 }
 # So few that most bytes are there while gradients are summed.
 FEW = {"globalBatchSize": 2}
+# So few tokens that activations are little beside parameters.
+LITTLE = {
+    "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 64, "sequenceLength": 2}},
+    "globalBatchSize": 4,
+}
 TWO_BUCKETS = {**FEW, "model": {"name": "gpt", "config": {"layers": 6, "heads": 4, "width": 128}}}
 
 
@@ -192,11 +197,30 @@ def test_an_optimizer_that_computes_with_values_is_followed() -> None:
     ids=["warm-up", "averaged state", "outer optimizer"],
 )
 def test_replicas_that_train_alone_hold_what_they_average_with(settings: dict[str, Any], beside: int) -> None:
-    # So few tokens that activations are little beside parameters.
-    little = {**FEW, "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 64, "sequenceLength": 2}}}
-    found = estimated({**TRAINING, **little}, 2, local(**settings))
+    found = estimated({**TRAINING, **LITTLE}, 2, local(**settings))
     # Parameters, and the optimizer's two moments of each.
     assert found.peak == pytest.approx((3 + beside) * found.parameters, rel=0.02)
+
+
+def test_the_first_rank_of_a_worker_puts_together_what_it_pushes_in_the_hosts_memory() -> None:
+    training = {**TRAINING, **LITTLE, "model": DEEP}
+    group = {"dataParallel": {"mode": "ParameterServer", "parameterServer": {"groupReduce": "WithinGroup"}}}
+    first, other = (estimated(training, 4, {**group, SHARD: 2}, rank, ranks_per_pod=2, servers=1) for rank in (2, 3))
+    whole = 2 * first.parameters
+    # Shards and their gradients; whole parameters, with their last gradients and the next ones.
+    assert first.peak == pytest.approx((1 + 3) * whole, rel=0.02)
+    assert first.in_host >= 2 * whole
+    # Shards, and what the first rank has sent.
+    assert other.peak == pytest.approx(1.5 * whole, rel=0.02)
+    assert first.peak - first.in_host == other.peak - other.in_host
+    sent = [one for one in first.work.messages if one.operation == "send-recv"]
+    assert [(one.axis, one.ranks, one.bytes) for one in sent] == [("shard", 2, whole)]
+    assert other.work.servers == first.work.servers
+    copies = [estimated(training, 4, group, rank, ranks_per_pod=2, servers=1) for rank in (2, 3)]
+    assert copies[0].peak == copies[1].peak
+    assert copies[0].in_host is None
+    given = [(one.operation, one.bytes) for one in copies[1].work.messages if one.operation == "broadcast"]
+    assert given == [("broadcast", whole)]
 
 
 def test_ranks_that_do_not_exist_cost_nothing() -> None:

@@ -29,7 +29,6 @@ from disttrain_trainer.estimate.step import StepWork, kept_by, take_step
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import TrainerError, one_line
 from disttrain_trainer.runtime.local import local_part
-from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.state import State
 from disttrain_trainer.tasks.base import RunnableTask
@@ -58,6 +57,8 @@ class Estimate:
     """The most that a forward pass adds to what is there before; None where it could not be followed."""
     peak: int | None
     """The most that is there at once in a step; None where it could not be followed."""
+    in_host: int | None = None
+    """The part of the peak that is in the host's memory where ranks have GPUs."""
     building: int = 0
     """The whole model, which a rank holds before it is cut; none with `metaDevice`."""
     unknown: str | None = None
@@ -112,7 +113,7 @@ def estimate(config: Config) -> Estimate:
         if not updates(config):
             state.optimizer.state.clear()
             kept = 0
-        found, beside = None, _memory_beside(config, world)
+        found = None
         if reason is None and has_servers(config):
             reason = cannot_push(state, world)
         if reason is None and missing is None:
@@ -126,10 +127,11 @@ def estimate(config: Config) -> Estimate:
             buffers=buffers,
             gradients=gradients,
             optimizer_state=kept,
-            activations=None if found is None or beside else found.activations,
-            peak=None if found is None or beside else found.peak,
+            activations=None if found is None else found.activations,
+            peak=None if found is None else found.peak,
+            in_host=None if found is None else found.in_host,
             building=0 if on_meta else whole,
-            unknown=reason or missing or beside,
+            unknown=reason or missing,
             assumed=EVEN_EXPERTS if has_experts and found is not None else None,
             work=None if found is None else found.work,
         )
@@ -151,13 +153,6 @@ def cannot_follow(config: Config) -> str | None:
 
 def _without_values(error: Exception) -> str:
     return f"the step cannot be followed without values: {type(error).__name__}: {one_line(error)}"
-
-
-def _memory_beside(config: Config, world: World) -> str | None:
-    """Why the memory of a step is not known though it is computed; None where it is."""
-    if has_servers(config) and world.size > 1:
-        return "the first rank of a worker pushes and pulls for all of its ranks, beside their steps"
-    return None
 
 
 def _followed(config: Config) -> Config:

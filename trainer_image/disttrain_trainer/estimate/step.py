@@ -11,7 +11,7 @@ from disttrain_trainer.data.batches import Microbatch, load_microbatch, map_tens
 from disttrain_trainer.estimate.counter import Count, Message, WorkCounter, messages
 from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
-from disttrain_trainer.estimate.served import Pushes, ServerTraffic, has_servers, spread, updates
+from disttrain_trainer.estimate.served import Pushes, ServerTraffic, has_servers, updates
 from disttrain_trainer.estimate.stages import Boundary, Bubble, ImaginedSchedule, bubble_of
 from disttrain_trainer.parallel.local_sgd.replicas import Replicas
 from disttrain_trainer.parallel.pipeline.pipeline import Pipeline
@@ -45,6 +45,8 @@ class Taken:
     """Bytes that the forward pass adds to what is there before."""
     peak: int
     """The most bytes that are there at once."""
+    in_host: int | None
+    """How many of them are in the host's memory where ranks have GPUs."""
     work: StepWork
 
 
@@ -66,10 +68,10 @@ def take_step(
     batches = [_without_values(batch, mode) for batch in _microbatches(state, world, computed * config.batch.pipeline)]
     meter = StorageMeter()
     meter.show([*state.module.parameters(), *state.module.buffers(), *kept_by(state), *_tensors_of(batches)])
-    pushes = Pushes(state, world, config) if has_servers(config) else None
     served = None
     with mode:
         buckets.begin()
+        pushes = Pushes(state, world, config, counter) if has_servers(config) else None
         if pushes is not None:
             served = pushes.warm_up()
             meter.show(pushes.kept())
@@ -95,7 +97,8 @@ def take_step(
         parts = 1 if state.replicas is not None else world.parts
         if pushes is not None:
             pushes.begin()
-        before = meter.live
+        total, before = counter.take(), meter.live
+        pulling, meter.peak = meter.peak, meter.live
         with pushes.watching(computed) if pushes is not None else nullcontext():
             accumulate_gradients(state, batches, 1.0, 1.0, parts)
         if state.replicas is not None:
@@ -103,17 +106,19 @@ def take_step(
         clip_gradients(state, 1.0, world)
         if updates(config):
             state.precision.update(state.optimizer, None)
+        on_device = None
         if pushes is not None:
+            on_device = pushes.on_device(meter.peak, meter.live)
             pushes.end()
-            spread(state, world, mode)
-    total = counter.take()
-    for count in counts:
+    for count in (counter.take(), *counts):
         total = total.plus(count)
     total = total.plus(counts[0], passes - computed)
     pods = config.local_world_size
     sent = [*messages(total, world, pods), *_averagings(state, world, mode, counter, meter, pods)]
     bubble = bubble_of(pipeline) if isinstance(pipeline, Pipeline) else None
-    return Taken(added[0], meter.peak, StepWork(total.flops, sent, bubble, served))
+    peak = max(pulling, meter.peak)
+    in_host = None if on_device is None else peak - on_device
+    return Taken(added[0], peak, in_host, StepWork(total.flops, sent, bubble, served))
 
 
 def _settle_gradients(replicas: Replicas, counter: WorkCounter) -> None:
