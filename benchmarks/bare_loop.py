@@ -1,6 +1,7 @@
 """A bare PyTorch loop: the same model and the same torch calls as the trainer's, and nothing else."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,9 +59,10 @@ class Library(nn.Module):
         described = dict(training.model.config["config"])
         self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(described.pop("model_type"), **described))
 
-    def layers(self) -> nn.ModuleList:
-        """Its decoder layers."""
-        return self.model.model.layers
+    def layers(self) -> list[Any]:
+        """What FSDP2 cuts as units of their own, as torchtitan does: embedding, decoder layers, norm with head."""
+        inner = self.model.model
+        return [inner.embed_tokens, *inner.layers, [inner.norm, self.model.lm_head]]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits [B, T, V] of tokens [B, T]."""
