@@ -13,6 +13,7 @@ from tests.unit.trainer.layouts import (
     PIPELINE,
     REPLICATE,
     RING,
+    SCHEDULES,
     SGD,
     SHARD,
     TENSOR,
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TIED = {"tie_word_embeddings": True}
+DENSE = ("qwen2, windows", "qwen3", "olmo2", "phi3", "granite", "mistral, window", "smollm3")
 
 
 def training(family, optimizer=SGD, **config):
@@ -42,7 +44,7 @@ TRAININGS = {
     # Gradients of everything that an adapter passes on; the model itself must stay as it is.
     "lora": training("qwen3", ADAMW, lora={"rank": 2, "targets": ALL_PROJECTIONS}),
     "lora, fused": training("phi3", lora={"rank": 2, "targets": ["qkv_proj", "o_proj"]}),
-    **{name: training(name) for name in ("qwen2, windows", "qwen3", "olmo2", "phi3", "granite", "smollm3")},
+    **{name: training(name) for name in DENSE},
 }
 SEQUENCE = {TENSOR: 2, "sequenceParallel": True}
 EVERYTHING = {**SEQUENCE, "vocabularyParallel": True}
@@ -59,10 +61,19 @@ LAYOUTS = {
     "cp2, granite": (2, "granite", {CONTEXT: 2}, {}),
     "cp2, ring, granite": (2, "granite", {CONTEXT: 2, **RING}, {}),
     **{f"tp2, sequence, {name}": (2, name, SEQUENCE, {}) for name in ("qwen3", "olmo2", "phi3")},
+    **{
+        f"{layout}, {name}": (2, name, parallelism, {})
+        for name in ("mistral, window", "smollm3")
+        for layout, parallelism in {"fsdp2": {SHARD: 2}, "tp2": EVERYTHING, "pp2": {PIPELINE: 2}}.items()
+    },
+    # Tied, so that the first and the last stage share a parameter, on one rank or on two.
+    **{
+        f"pp2, {schedule}": (2, "llama, tied", {PIPELINE: 2, "pipeline": {"schedule": schedule}}, changes)
+        for schedule, changes in SCHEDULES.items()
+    },
 }
 if SOAK:
     LAYOUTS |= {
-        "fsdp2, smollm3": (2, "smollm3", {SHARD: 2}, {}),
         "tp2, windows": (2, "qwen2, windows", {TENSOR: 2}, {}),
         "tp2, sequence, granite": (2, "granite", SEQUENCE, {}),
         "tp2, phi3, three heads": (2, "phi3, three heads", {TENSOR: 2}, {}),
