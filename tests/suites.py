@@ -48,7 +48,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_layouts\.py.*(20 steps|three stages)": LONG,
     r"trainer/test_host_collectives\.py.*(AdamW|vocabulary)": LONG,
     r"trainer/test_local_sgd\.py.*within_a_block.*\[(buffers|dropout|BMUF, o)": LONG,
-    r"trainer/test_pipedream\.py.*(compiled|now and then)": LONG,
+    r"trainer/test_pipedream\.py.*(compiled|granite|now and then)": LONG,
     r"trainer/test_hostile_checkpoints\.py.*\[(deep as a key|one list of parts)": LONG,
     r"trainer/test_choices\.py::test_(every_layout|without_a_tokenizer)": PROCESSES,
     r"trainer/test_ema\.py.*FP32": LONG,

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from tests.unit.trainer.comparisons import require_same, series
-from tests.unit.trainer.delayed import DEPTH, LAYERS, pipedream, simulate, stages_of_parameters, synced, two_buffers
+from tests.unit.trainer.delayed import (
+    DEPTH,
+    GRANITE,
+    LAYERS,
+    pipedream,
+    simulate,
+    stages_of_parameters,
+    synced,
+    two_buffers,
+)
 from tests.unit.trainer.user_code import double_mlp
 from tests.unit.trainer.worlds import run_cases, small, user
 
@@ -23,6 +32,13 @@ WEIGHTS = {
 }
 # With 50 samples the last batch of an epoch is short.
 MICRO = 4
+A_GRANITE = {
+    "model": {
+        "entrypoint": "tests.unit.trainer.transformers_code:double_transformers",
+        "config": {"family": "granite"},
+    },
+    "data": user("double_tokens"),
+}
 FULL = {"activationCheckpointing": "Full", "offload": {"activations": True}}
 
 
@@ -33,9 +49,14 @@ def flow(stages, weights, **changes):
 
 
 def training(optimizer, **changes):
-    model = user("double_mlp", depth=DEPTH)
-    common = {"steps": STEPS, "logging": {"interval": 1}, "microBatchSize": MICRO, "globalBatchSize": None}
-    return small(model=model, optimizer=optimizer, **common | changes)
+    common = {
+        "model": user("double_mlp", depth=DEPTH),
+        "steps": STEPS,
+        "logging": {"interval": 1},
+        "microBatchSize": MICRO,
+        "globalBatchSize": None,
+    }
+    return small(optimizer=optimizer, **common | changes)
 
 
 # Ranks, stages, weights, optimizer; changes of the training; options of the simulation.
@@ -79,6 +100,14 @@ HELD = {
     "2BW, one step": ((4, 4, "2BW", SGD), {"steps": 1}, {"per_update": 4}),
     "PipeDream, logged now and then": ((2, 2, "PipeDream", SGD), {"logging": {"interval": 5}}, {}),
     "PipeDream, compiled": ((2, 2, "PipeDream", SGD), {"compile": True}, {}),
+    **{
+        f"{weights}, granite": (
+            (2, 2, weights, SGD),
+            A_GRANITE,
+            {"task": GRANITE, "per_update": 2 if weights == "2BW" else 1},
+        )
+        for weights in WEIGHTS
+    },
 }
 
 
