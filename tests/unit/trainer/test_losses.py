@@ -219,8 +219,9 @@ SEQUENCE = torch.tensor([1, 2, IGNORED, 0])
 def test_the_cross_entropy_of_tokens_has_a_perplexity(loss, targets, has):
     builtin = {"model": {"name": "gpt"}, "data": {"name": "text"}}
     task = Supervised(Training.model_validate(small(**builtin, loss=loss)))
-    assert task.has_figure(PERPLEXITY, Datasets([], [(SEQUENCE, targets)])) is has
-    assert task.has_figure(PERPLEXITY, Datasets([], None)) is False
+    samples = [(SEQUENCE, targets)]
+    assert task.has_figure(PERPLEXITY, Datasets(samples, samples)) is has
+    assert task.has_figure(PERPLEXITY, Datasets(samples, None)) is False
 
 
 @pytest.mark.parametrize(

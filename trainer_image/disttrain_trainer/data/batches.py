@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,9 +52,9 @@ class Datasets:
         """Training samples; None where they are iterated."""
         return None if isinstance(self.training, Stream) else len(self.training)
 
-    @property
+    @cached_property
     def first_sample(self) -> Any:
-        """A training sample to look at; training goes on as if it had not been."""
+        """A training sample to look at, which is read once; training goes on as if it had not been."""
         return self.training[self.training.first if isinstance(self.training, Stream) else 0]
 
 

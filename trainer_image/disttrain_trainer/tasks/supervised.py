@@ -167,17 +167,18 @@ class Supervised:
     def has_figure(self, name: str, data: Datasets) -> bool | None:
         if name in (f"{task.name}/{figure}" for task in data.choices for figure in FIGURES):
             return True
-        if name not in ("accuracy", PERPLEXITY) or data.held_out is None:
+        loss = self._training.loss
+        if name == PERPLEXITY:
+            # With smoothed targets the loss is no logarithm of a probability.
+            plain = loss.name is LossName.CROSS_ENTROPY and not loss.label_smoothing
+            return data.held_out is not None and plain and self.counts_tokens(data)
+        if name != "accuracy" or data.held_out is None:
             return name in ("loss", "accuracy")
         sample = data.held_out[0]
         require_pair(sample, "held-out sample 0")
         # What a model with a loss of its own returns is its own affair.
-        loss, targets = self._training.loss, torch.as_tensor(sample[1])
-        if loss.name is LossName.MODEL or targets.is_floating_point():
+        if loss.name is LossName.MODEL or torch.as_tensor(sample[1]).is_floating_point():
             return False
-        if name == PERPLEXITY:
-            # With smoothed targets the loss is no logarithm of a probability.
-            return loss.name is LossName.CROSS_ENTROPY and not loss.label_smoothing and targets.dim() == 1
         return True if loss.name is LossName.CROSS_ENTROPY else None
 
     def _require_tensor(self, outputs: object) -> None:
