@@ -24,9 +24,9 @@ Schema = dict[str, Any]
 
 DEFAULT_TAIL, MAX_LOG_LINES = 100, 400
 THREADS = ("all", "main")
-"""Whose stacks are asked for; without a word the first."""
+"""Values of the parameter `thread`: which threads of a rank are returned. The first is the default."""
 MAX_DIGITS = 10
-"""Of a number in a query."""
+"""The most digits of a number in a query."""
 
 
 class _Answer(ApiModel):

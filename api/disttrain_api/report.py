@@ -272,7 +272,7 @@ STOPPED = "it does not answer: a signal has stopped it"
 
 MAX_CALLS, _LEAST_CALLS, _MAX_CALLS_OF_POD = 32, 4, 1024
 MAX_STACK_BYTES = 8 * 1024
-"""Of a rank's main thread."""
+"""The largest stack of a rank's main thread."""
 _MAIN_THREAD = "Current thread "
 
 
@@ -287,6 +287,12 @@ def main_thread(text: str, ranks: int) -> str:
     calls = max(_LEAST_CALLS, min(MAX_CALLS, _MAX_CALLS_OF_POD // max(1, ranks)))
     lines = rest.partition("\n\n")[0].partition("\nThread ")[0].split("\n", calls + 1)[: calls + 1]
     return (found + "\n".join(lines) if found else text)[:MAX_STACK_BYTES]
+
+
+def main_thread_first(text: str) -> str:
+    """Return the stacks of a rank with those of its main thread before all others."""
+    threads = text.strip("\n").split("\n\n")
+    return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith(_MAIN_THREAD)))
 
 
 def decode_stacks(data: bytes, ranks: range, most: int = MAX_STACKS_ANSWER_BYTES) -> dict[int, str]:

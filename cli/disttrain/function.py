@@ -33,7 +33,7 @@ Raw = dict[str, Any]
 SOURCE, ARGUMENTS = "TRAIN_FUNCTION", "TRAIN_ARGUMENTS"
 """Variables of the pods: the program, and what it calls the function with, as JSON."""
 MAX_BYTES = 100_000
-"""Of either: Linux gives a process no longer variable than 128 KiB."""
+"""The most bytes of each: Linux gives a process no longer variable than 128 KiB."""
 _MAX_NAME = 40
 _MAIN = """
 if __name__ == "__main__":

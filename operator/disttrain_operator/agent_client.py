@@ -11,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from disttrain_api.agent_api import STACKS, STATUS
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
 from disttrain_operator.decide.observed import Live
@@ -32,11 +33,11 @@ class Agent:
     port: int
     namespace: str = ""
     name: str = ""
-    """Of the pod."""
+    """Name of the pod."""
     index: int = 0
     """Number of the worker."""
     most_bytes: int = MAX_AGENT_ANSWER_BYTES
-    """Of an answer."""
+    """The largest answer that is read."""
 
 
 class Unreachable(Exception):  # noqa: N818 - what the agent is
@@ -49,7 +50,7 @@ ANSWER_SECONDS, CONNECT_SECONDS = 5.0, 2.0
 
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
-STATUS_PATH, STACKS_PATH = "/v1/status", "/v1/stacks?thread=main"
+STATUS_PATH, STACKS_PATH = STATUS.path, f"{STACKS.path}?thread=main"
 _MOST_BYTES = {STATUS_PATH: MAX_AGENT_ANSWER_BYTES, STACKS_PATH: MAX_STACKS_ANSWER_BYTES, CHECKPOINT_PATH: 4096}
 
 

@@ -31,7 +31,7 @@ from disttrain_operator.snapshot import World
 logger = logging.getLogger(__name__)
 
 MOST_PODS = 128
-"""Of a gang that are asked: 1,024 ranks in pods of 8."""
+"""Pods of a gang that are asked at most: 1,024 ranks in pods of 8."""
 AT_A_TIME, _MOST_BYTES = 128, MAX_STACKS_ANSWER_BYTES
 """Agents of all gangs that are asked, and what each may answer: 32 MiB together. So a gang is asked at once."""
 GANGS_AT_A_TIME, _MOST_LETTERS = 4, 8 * 2**20

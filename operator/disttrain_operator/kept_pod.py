@@ -81,7 +81,7 @@ def keep_pod(raw: Raw) -> Raw:
     seen = _status(raw)
     kept = {
         "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
-        "spec": {} if (port := _agent_port(spec, status)) is None else {"agentPort": port},
+        "spec": {} if (port := port_of_agent(spec, status)) is None else {"agentPort": port},
         "status": _words(status, ("phase", "podIP")),
         "packed": _pack(
             {
@@ -142,7 +142,7 @@ def _times(metadata: Raw) -> Raw:
     return kept | {"annotations": released} if released else kept
 
 
-def _agent_port(spec: Raw, status: Raw) -> int | None:
+def port_of_agent(spec: Raw, status: Raw) -> int | None:
     """The port on which the pod's agent answers; None: it has none, or its container has ended."""
     trainer: Raw = next(_trainers(spec.get("containers")), {})
     state = next(_trainers(status.get("containerStatuses")), {}).get("state") or {}

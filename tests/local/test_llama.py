@@ -30,7 +30,7 @@ CLAIM = Path("disttrain-runs", "claims", "llama")
 UNIFORM = math.log(512)
 """The loss of a model that knows nothing of the 512 tokens."""
 FLOAT_ERROR = 1e-4
-"""Of other kernels, and of sums in another order."""
+"""Relative difference that other kernels, and sums in another order, may make."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 

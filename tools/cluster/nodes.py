@@ -100,7 +100,7 @@ class Node:
 
     def kill(self) -> None:
         """As a power cut does it: nothing leaves its pods any more, and its daemons, its shims and the processes of its
-        pods end, all by SIGKILL. So no peer is told that a connection has ended."""
+        pods end, all by SIGKILL. Peers therefore see no connection close."""
         for link in plugged_into([self.bridge]):
             # It may go by itself meanwhile, with its pod.
             succeeds(["ip", "link", "set", link, "down"])

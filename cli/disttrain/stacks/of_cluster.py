@@ -16,23 +16,21 @@ from disttrain.cluster.paths import path_of
 from disttrain.cluster.remote import RemoteJob
 from disttrain.errors import CommandError
 from disttrain.logs.pick import Pick, PodLog, picked
-from disttrain.stacks import main_thread_first
+from disttrain_api.agent_api import STACKS
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import (
     AGENT_PORT,
     CONFIG_VOLUME,
-    CONTAINER,
     HOST_AGENT_PORTS,
     TOKEN_FILE,
     TOKEN_HEADER,
-    Env,
     Role,
 )
-from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks
+from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
+from disttrain_operator.kept_pod import port_of_agent
 
 Raw = Mapping[str, Any]
 
-PATH = "v1/stacks"
 _AT_A_TIME = 8
 
 
@@ -72,7 +70,9 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
         path = path_of("/api/v1", "pods", job.namespace, f"{agent.pod.name}:{agent.port}", "proxy")
         headers = {TOKEN_HEADER: tokens[agent.secret]}
         try:
-            answer = api.through(f"{path}/{PATH}", headers, most=MAX_WHOLE_STACKS_BYTES, what=f"pod {agent.pod.name}")
+            answer = api.through(
+                f"{path}{STACKS.path}", headers, most=MAX_WHOLE_STACKS_BYTES, what=f"pod {agent.pod.name}"
+            )
         except CommandError as error:
             return str(error)
         found = decode_stacks(answer, agent.pod.ranks, MAX_WHOLE_STACKS_BYTES)
@@ -88,12 +88,10 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
 def _agent_of(pod: PodLog, raw: Raw) -> _Agent | None:
     """Return the agent of a pod; None where it has none. Whatever a pod says leads to a port of its own alone."""
     spec = raw.get("spec") or {}
-    trainer: Raw = next((one for one in spec.get("containers") or [] if one.get("name") == CONTAINER), {})
-    texts = [entry.get("value") for entry in trainer.get("env") or [] if entry.get("name") == Env.AGENT_PORT]
-    port = int(texts[0]) if texts and str(texts[0]).isascii() and str(texts[0]).isdigit() and len(texts[0]) <= 5 else 0
+    port = port_of_agent(spec, raw.get("status") or {})
     volume: Raw = next((one for one in reversed(spec.get("volumes") or []) if one.get("name") == CONFIG_VOLUME), {})
     secret = (volume.get("secret") or {}).get("secretName")
-    if not secret or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
+    if not secret or port is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):
         return None
     return _Agent(pod, port, str(secret))
 

@@ -6,10 +6,10 @@ import urllib3
 
 from disttrain.errors import CommandError
 from disttrain.local.folder import AGENTS_FILE, RunFolder
-from disttrain.stacks import main_thread_first
+from disttrain_api.agent_api import STACKS
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import TOKEN_FILE, TOKEN_HEADER
-from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks
+from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
 
 _TIMEOUT = urllib3.Timeout(connect=5, read=30)
 _POOL = urllib3.PoolManager(retries=False, timeout=_TIMEOUT)
@@ -27,7 +27,7 @@ def stacks_of_run(folder: RunFolder, rank: int, ranks_per_pod: int) -> str:
     try:
         response = _POOL.request(
             "GET",
-            f"http://127.0.0.1:{port}/v1/stacks",
+            f"http://127.0.0.1:{port}{STACKS.path}",
             headers={TOKEN_HEADER: agent_token(token)},
             preload_content=False,
             redirect=False,

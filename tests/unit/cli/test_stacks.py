@@ -109,7 +109,7 @@ def test_whatever_a_pod_answers_is_a_sentence(api, pods, capfd, answer, sentence
 
 
 @pytest.mark.usefixtures("pods")
-def test_who_may_not_read_the_secret_is_told_what_it_is_for(api: FakeApi) -> None:
+def test_a_refusal_to_read_the_secret_says_what_it_is_for(api: FakeApi) -> None:
     api.answers[f"{SECRETS}/{SECRET}"] = (403, {"message": "ann cannot get secrets"})
     with pytest.raises(CommandError, match=r"has the token of the job's agents: ann cannot get secrets"):
         Client().stacks("digits")

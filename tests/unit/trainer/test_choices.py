@@ -173,7 +173,7 @@ def test_every_layout_finds_what_a_plain_loop_finds(results, expected, layout):
     metrics = found["report"].metrics
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-10)
     assert series(found, "validation_metrics/words/bpb") == [metrics["words/bpb"]]
-    # Of so many questions a wrong order of rows would be seen.
+    # With so many questions a wrong order of rows would be seen.
     assert len({expected[f"words/{name}"] for name in ("acc", "acc_norm", "acc_bytes")}) == 3
 
 
@@ -293,6 +293,6 @@ def test_a_choice_without_tokens_of_its_own_is_refused(tmp_path, monkeypatch):
         task_of(tmp_path, LINE)
 
 
-def test_ranks_with_other_questions_are_told_apart(tmp_path):
+def test_ranks_that_have_other_questions_are_refused(tmp_path):
     first, other = (task_of(tmp_path, LINE | {"answer": answer}) for answer in (0, 1))
     assert first.fingerprint != other.fingerprint != task_of(tmp_path, LINE, delimiter="").fingerprint

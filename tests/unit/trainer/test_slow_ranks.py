@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from disttrain_trainer.metrics import own_time
+from disttrain_trainer.metrics import own_time, waits
 from disttrain_trainer.metrics.results import Passes
 from disttrain_trainer.runtime.device import GLOO, Device
 from tests.unit.trainer.layouts import FULL, SHARD, TENSOR
@@ -80,3 +81,16 @@ def test_waits_are_marked_after_a_line_of_the_log_and_then_once_in_a_second(monk
     assert [passes_at(now) is not None for now in (10.0, 10.5, 10.9, 11.0, 11.1)] == [True, False, False, True, False]
     clock.restart()
     assert passes_at(11.2) is not None
+
+
+@pytest.mark.parametrize(("calls", "known"), [(waits._WAIT, True), (waits._WAIT[1:], False)])
+def test_waits_are_marked_only_where_this_torch_has_the_calls(monkeypatch, calls, known):
+    """Red where a torch that has renamed one of them would end the training."""
+    group = type("Group", (), dict.fromkeys(calls, print))()
+
+    class Sharded(nn.Linear):
+        def _get_fsdp_state(self):
+            return SimpleNamespace(_fsdp_param_group=group)
+
+    monkeypatch.setattr(waits, "FSDPModule", Sharded)
+    assert waits.Waits(nn.Sequential(Sharded(1, 1)), None).known is known

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,13 +25,13 @@ from disttrain_api.choices import FIELD, ChoicesConfig
 from disttrain_trainer.data.tokenizer import load_tokenizer
 from disttrain_trainer.losses import IGNORED
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line, shown
-from disttrain_trainer.runtime.files import open_regular
+from disttrain_trainer.runtime.files import numbered_lines
 
 MAX_LINE_BYTES = 2**20
 MAX_QUESTIONS = 50_000
 MAX_CHOICES = 64
 MAX_TOKENS = 2**25
-"""Of all rows of a task, which are held in memory: 128 MiB."""
+"""The most tokens of all rows of a task, which are held in memory: 128 MiB."""
 
 Tokens = NDArray[np.int32]
 Tokenize = Callable[[list[str]], list[Tokens]]
@@ -180,16 +179,11 @@ def _tokenizer(folder: Path) -> Tokenize:
 
 def _read(name: str, path: Path) -> Iterator[Question]:
     try:
-        # A volume of a ConfigMap, for example, consists of links.
-        with open_regular(Path(os.path.realpath(path))) as lines:
-            number = 0
-            while line := lines.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                place = f"`{FIELD}.tasks.{name}`: {path}: line {number}"
-                if len(line) > MAX_LINE_BYTES:
-                    raise _error(place, f"it has more than {MAX_LINE_BYTES} bytes")
-                if line.strip():
-                    yield _question(place, line)
+        for number, line in numbered_lines(path, MAX_LINE_BYTES):
+            place = f"`{FIELD}.tasks.{name}`: {path}: line {number}"
+            if len(line) > MAX_LINE_BYTES:
+                raise _error(place, f"it has more than {MAX_LINE_BYTES} bytes")
+            yield _question(place, line)
     except OSError as error:
         raise DataNotFound(f"`{FIELD}.tasks.{name}`: {path} cannot be read: {error.strerror or error}") from error
 

@@ -34,8 +34,10 @@ def waits_of(config: Config, world: World, state: State) -> Waits | None:
     """Return what marks where this rank waits within its passes; None where that is not FSDP2 alone."""
     mesh = world.mesh
     gathers = is_sharded(config.training, world) and mesh.parts == mesh.replicate * mesh.shard
-    known = gathers and mesh.expert == 1 and mesh.pipeline == 1 and _is_whole(config, world, state)
-    return Waits(state.model, world.device) if known else None
+    if not (gathers and mesh.expert == 1 and mesh.pipeline == 1 and _is_whole(config, world, state)):
+        return None
+    waits = Waits(state.model, world.device)
+    return waits if waits.known else None
 
 
 def _is_whole(config: Config, world: World, state: State) -> bool:

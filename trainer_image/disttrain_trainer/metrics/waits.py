@@ -20,6 +20,8 @@ class Waits:
         states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
         self._groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
         self._device = device
+        self.known = all(hasattr(type(group), name) for group in self._groups for name in _WAIT)
+        """Whether this torch's FSDP2 has these calls, none of which is public."""
         self._spans: list[Span] = []
 
     def begin(self) -> None:

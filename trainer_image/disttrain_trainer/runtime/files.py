@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -122,6 +123,20 @@ def open_regular(path: Path | ObjectPath) -> AbstractContextManager[IO[bytes]]:
     except OSError:
         os.close(descriptor)
         raise
+
+
+def numbered_lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not blank, each with its number, from 1 on.
+
+    A line of more than `most` bytes is cut to one byte more. Raises OSError.
+    """
+    # A volume of a ConfigMap, for example, consists of links.
+    with open_regular(Path(os.path.realpath(path))) as lines:
+        number = 0
+        while line := lines.readline(most + 1):
+            number += 1
+            if len(line) > most or line.strip():
+                yield number, line
 
 
 def require_stored(descriptor: int, path: Path) -> None:

@@ -151,7 +151,7 @@ class Survivor:
             return f"rank {rank} had done no step"
         if self._torn is not None or state.step != self._step:
             return f"rank {rank} was in the middle of {self._torn or 'a step'}"
-        # Of this rank's part: the ranks with the others may be lost.
+        # Only this rank's part is looked at: the ranks with the others may be lost.
         if not all(bool(torch.isfinite(local_part(one.detach())).all()) for one in state.parameters):
             return f"parameters of rank {rank} are not finite"
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from disttrain_trainer.runtime.errors import DataNotFound, shown
-from disttrain_trainer.runtime.files import open_regular
+from disttrain_trainer.runtime.files import numbered_lines
 
 MAX_LINE_BYTES = 2**24
 """The longest line: it is held in memory as a whole, and so are its tokens."""
@@ -40,16 +39,11 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
     """
     for file in _files(path):
         try:
-            # A volume of a ConfigMap, for example, consists of links.
-            with open_regular(Path(os.path.realpath(file))) as lines:
-                number = 0
-                while line := lines.readline(MAX_LINE_BYTES + 1):
-                    number += 1
-                    place = f"{file}: line {number}"
-                    if len(line) > MAX_LINE_BYTES:
-                        raise _error(place, f"it has more than {MAX_LINE_BYTES} bytes; split the conversation")
-                    if line.strip():
-                        yield Conversation(place, _messages(place, line))
+            for number, line in numbered_lines(file, MAX_LINE_BYTES):
+                place = f"{file}: line {number}"
+                if len(line) > MAX_LINE_BYTES:
+                    raise _error(place, f"it has more than {MAX_LINE_BYTES} bytes; split the conversation")
+                yield Conversation(place, _messages(place, line))
         except OSError as error:
             raise DataNotFound(
                 f"`training.data.config.path`: {file} cannot be read: {error.strerror or error}"
