@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,6 +265,42 @@ def test_samples_read_together_are_as_many_as_were_asked_for():
     slots = Slots(np.arange(3), np.ones(3, np.float32))
     with pytest.raises(InvalidConfiguration, match="`__getitems__` gave 2 samples for 3 numbers"):
         read_microbatch(task, Short(), slots)
+
+
+class Numbers:
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+    def __getitems__(self, indices):
+        return [torch.tensor(index) for index in indices]
+
+
+class Doubled(Numbers):
+    def __getitem__(self, index):
+        return 2 * super().__getitem__(index)
+
+
+class Wrapped:
+    inner = Numbers()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __getitem__(self, index):
+        return 2 * self.inner[index]
+
+
+@pytest.mark.parametrize("kind", [Doubled, Wrapped])
+def test_what_a_data_set_does_with_a_sample_is_not_passed_by(kind):
+    """Red where samples that are read together come from a class or an object below."""
+    batching = SimpleNamespace(
+        pads=True, collate=lambda samples, indices: torch.stack(list(samples)), weight=lambda batch, weights: 1.0
+    )
+    found = read_microbatch(batching, kind(), Slots(np.arange(3), np.ones(3, np.float32)))
+    assert found.batch.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize(

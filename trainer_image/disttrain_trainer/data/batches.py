@@ -118,16 +118,27 @@ def read_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slo
 
 
 def _samples(dataset: MapDataset | Stream, indices: Sequence[int]) -> Sequence[Any]:
-    # torch's own name for samples that are read together.
-    together = getattr(dataset, "__getitems__", None)
-    if together is None:
+    if not _reads_together(type(dataset)):
         return [dataset[index] for index in indices]
-    samples: Sequence[Any] = together(indices)
+    samples: Sequence[Any] = dataset.__getitems__(indices)  # type: ignore[union-attr]
     if len(samples) != len(indices):
         raise InvalidConfiguration(
             f"`training.data`: `__getitems__` gave {len(samples)} samples for {len(indices)} numbers"
         )
     return samples
+
+
+def _reads_together(kind: type) -> bool:
+    """Return whether a data set has `__getitems__`, torch's name for samples that are read together, of its own.
+
+    That of a base class, or of an object within, knows nothing of what this class's `__getitem__` does.
+    """
+    for one in kind.__mro__:
+        if "__getitems__" in vars(one):
+            return True
+        if "__getitem__" in vars(one):
+            return False
+    return False
 
 
 def on_device(microbatch: Microbatch, device: torch.device) -> Microbatch:
