@@ -26,7 +26,7 @@ class BareExperts(nn.Module):
         self.contract = nn.Parameter(layer.experts.contract.detach().chunk(world)[rank].clone())
         self._balance_weight, self._z_weight = layer.auxiliary_loss_weight, layer.z_loss_weight
         self.loss = torch.zeros(())
-        """Of the last forward pass: what the router is to learn beside the model's loss."""
+        """From the last forward pass: what the router is to learn beside the model's loss."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         tokens = inputs.flatten(0, -2)
@@ -84,6 +84,9 @@ def spread(module: nn.Module, mesh: dist.DeviceMesh) -> nn.Module:
 
 
 def backward(model: nn.Module, loss: Tensor) -> None:
-    """Of the model's loss and its layers'. An expert has had the tokens of all ranks, whose losses are means each."""
+    """Run the backward pass of the model and its layers.
+
+    An expert has had the tokens of all ranks, whose losses are means each.
+    """
     (loss + sum(layer.loss for layer in experts_of(model))).backward()
     torch._foreach_div_([parameter.grad for parameter in own_parameters(model)], dist.get_world_size())

@@ -63,7 +63,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
 
 
 def seconds(command: Sequence[str], ranks: int) -> float:
-    """Of the whole command, in a folder of its own."""
+    """Seconds of the whole command, in a folder of its own."""
     job = {
         "apiVersion": "disttrain.io/v1alpha1",
         "kind": "DistTrainingJob",

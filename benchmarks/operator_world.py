@@ -36,7 +36,7 @@ from tools.cluster.processes import dying_with_parent
 NAMESPACE = "benchmark"
 OWNER = "owner"
 UNKNOWN_UID = "00000000-0000-4000-8000-000000000000"
-"""Of a job whose children are built before it is there."""
+"""UID of a job whose children are built before it is there."""
 IMAGE = "registry.example/train:1"
 Result = TypeVar("Result")
 _ADDED = (b'{"type":"ADDED"',)

@@ -33,7 +33,7 @@ Step = Callable[[], None]
 
 
 def seconds_per_step(step: Step) -> float:
-    """Of a block of steps, in which the trainer logs once."""
+    """Seconds per step of a block of steps, in which the trainer logs once."""
     begin = time.perf_counter()
     for _ in range(STEPS):
         step()

@@ -13,7 +13,7 @@ class ForwardProxy:
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.asked: list[tuple[str, str | None]] = []
-        """Of each connection: the first line's method and address, and the Proxy-Authorization."""
+        """For each connection: the first line's method and address, and the Proxy-Authorization."""
         proxy = self
 
         class Handler(StreamRequestHandler):

@@ -117,7 +117,7 @@ IN_GATE = {
         r"/test_examples\.py::test_an_example_runs_to_its_end_and_learns\[parameter-server\]",
     ),
 }
-"""Of folders of which the gate has little: that. They start many processes, and take ten minutes each."""
+"""What the gate has of folders of which it has little. They start many processes, and take ten minutes each."""
 
 ROWS = (*ONLY_IN_COMPLETE, *(row for rows in IN_GATE.values() for row in rows))
 

@@ -25,7 +25,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("api", "operator", "trainer_image", "cli")
-# Of every line; the others of a line are times.
+# These figures of every line; the others of a line are times.
 COMPARED = ("step", "loss_metrics/global_avg_loss", "grad_norm", "lr", "validation_metrics/global_avg_loss")
 # What trains nothing here, or needs more than this machine has.
 LEFT_OUT = {"collectives", "corpus", "document-mask", "torchrun-gpu"}

@@ -20,7 +20,7 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
 _THREADS = {"name": "OMP_NUM_THREADS", "value": "1"}
 ONE_THREAD = {"spec": {"containers": [{"name": "trainer", "env": [_THREADS]}]}}
 
-# Of slow_data.py: jobs that wait for what is done to them leave the processors to that.
+# For slow_data.py: jobs that wait for what is done to them leave the processors to that.
 USER_CODE = "user-code"
 SLOW_DATA = {"entrypoint": "slow_data:images", "config": {"seconds": 0.002}}
 MODEL = {"name": "mlp", "config": {"inputSize": 64, "outputSize": 10}}

@@ -50,7 +50,7 @@ KILL_A_RANK = "import os, signal; os.kill(int(open('/proc/1/task/1/children').re
 
 
 def logs(kubectl: Kubectl, job: str) -> str:
-    """Of all its pods."""
+    """Logs of all pods of the job."""
     return "".join(kubectl("logs", pod["metadata"]["name"]) for pod in kubectl.pods(job))
 
 

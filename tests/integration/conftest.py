@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="schedulers of others are built by `make soak` alone"))
 
 
-# Of the package, not the session: the end-to-end tests that follow need the processors.
+# It ends with the package, not with the session: the end-to-end tests that follow need the processors.
 @pytest.fixture(scope="package")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server for tests that leave it as they found it. Its programs are built where they are missing."""

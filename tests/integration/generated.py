@@ -41,7 +41,7 @@ def value(schema: Raw, depth: int = _DEPTH) -> st.SearchStrategy[Any]:
 
 
 def wrong(schema: Raw) -> st.SearchStrategy[Any]:
-    """Of another type, or just beyond a bound."""
+    """Values of another type than the schema's, or just beyond a bound."""
     beyond: list[Any] = [None, "", -1, 0, 2**31, 1.5, True, "no such word", [], [{}], {}, {"noSuchField": 1}]
     if "maximum" in schema:
         beyond.append(schema["maximum"] + 1)
@@ -106,7 +106,7 @@ def _objects(schema: Raw, depth: int) -> st.SearchStrategy[Raw]:
         return st.fixed_dictionaries(required)
     optional = {name: value(below, depth - 1) for name, below in properties.items() if name not in required}
     if optional:
-        # Of many fields a few at a time.
+        # A few of many fields at a time.
         chosen = st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)
         return chosen.flatmap(lambda names: st.fixed_dictionaries(required | {name: optional[name] for name in names}))
     others = schema.get("additionalProperties")

@@ -27,7 +27,7 @@ ANNOTATIONS = 250_000
 """All of an object's may have 256 KiB."""
 ALL = "everything"
 COMPARED = 100_000
-"""Of what an API server compares each with all others: more take longer than a request may."""
+"""How many items an API server can compare each with all others: more take longer than a request may."""
 
 
 def noise(length: int) -> str:

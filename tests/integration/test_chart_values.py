@@ -21,7 +21,7 @@ TERM = {"matchLabels": {"app": "x"}}
 NODE = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 APART = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone", "labelSelector": TERM}]}
 
-# Of each value the default, and what differs from it in kind.
+# For each value: the default, and what differs from it in kind.
 CHOICES: dict[str, list[Any]] = {
     "nameOverride": ["", "trainer", "x" * 58],
     "fullnameOverride": ["", "trainer-system", "y" * 52],

@@ -59,7 +59,7 @@ def team(control_plane: ControlPlane, operator: None, request: pytest.FixtureReq
 
 
 def test_a_gang_runs_as_a_whole_or_takes_no_room(team: GangTeam) -> None:
-    # Of a higher priority, so that the second one does not take its room by preemption.
+    # It has a higher priority, so that the second one does not take its room by preemption.
     team.a_gang("large", 3, priorityClassName="high")
     team.wait_for("Running", name="large")
     policy = {"timeoutSeconds": 5} if team.gang == "Coscheduling" else {}

@@ -36,7 +36,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture(scope="module")
 def flags(control_plane: ControlPlane) -> tuple[str, ...]:
-    """Of an operator with a gate that has the chart's rights and no others."""
+    """Flags of an operator with a gate that has the chart's rights and no others."""
     kubeconfig = kubeconfig_with_rights(control_plane, "gatekeeper", (*RIGHTS, *GATE_RIGHTS))
     return "--gang-gate", f"--kubeconfig={kubeconfig}"
 

@@ -24,7 +24,7 @@ KILLS = 30
 PER_POD = 2
 INTERVAL, BATCH = 3, 16
 MOST_STEPS = 8
-"""Of a life that is not let go; a killed one has seen up to BEFORE_A_KILL of them in metrics.jsonl."""
+"""Steps of a life that is not let go; a killed one has seen up to BEFORE_A_KILL of them in metrics.jsonl."""
 BEFORE_A_KILL = 5
 STEPS = (KILLS + 2) * MOST_STEPS
 """More than all lives before the last one can do."""

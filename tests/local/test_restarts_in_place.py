@@ -121,7 +121,7 @@ def ends_as_undisturbed(
     done = 2 * INTERVAL if survivors is None else resumed_from_memory(run, survivors)
     expected, found = curve(other), curve(run)
     assert sorted(expected) == list(range(1, STEPS + 1))
-    # Of the last step before, the lost rank has taken its part of the loss with it, unless it was logged before.
+    # The lost rank has taken its part of the loss of the last step with it, unless that was logged before.
     missing = expected.keys() - found.keys()
     assert missing <= ({done} if survivors is not None else set())
     assert found == {step: figures for step, figures in expected.items() if step not in missing}

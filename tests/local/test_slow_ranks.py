@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.utils.data import Dataset
 from disttrain_trainer.metrics import stragglers
 
-# Of a minute each, three windows are long for a test.
+# Three windows of a minute each are long for a test.
 stragglers.WINDOW_SECONDS = 0.5
 
 class Slow(Dataset):

@@ -52,6 +52,12 @@ CLOCKS = re.compile(r"\b(time\.(time|monotonic|perf_counter|process_time)(_ns)?|
 CLOCK_READERS = {"integration/test_fairness.py": "how many tries came by themselves meanwhile is a bound, not a goal"}
 
 
+def test_a_comment_begins_with_what_it_is_about() -> None:
+    """Neither docstrings nor comments begin with "Of", whose subject the reader has to find."""
+    begins = re.compile(r'^[^\S\n]*(#|"{3}) ?Of ', re.MULTILINE)
+    assert [str(module.relative_to(REPOSITORY)) for module in modules() if begins.search(module.read_text())] == []
+
+
 def test_no_test_looks_at_a_clock() -> None:
     """A loaded machine is normal: tests wait on conditions (tests/waiting.py) or hand in a clock of their own."""
     tests = REPOSITORY / "tests"

@@ -153,7 +153,7 @@ def _fingerprint_file() -> Path:
 
 
 def _fingerprint() -> str:
-    """Of what decides how the cluster's programs are started: a change of it makes another cluster."""
+    """Digest of what decides how the cluster's programs are started: a change of it makes another cluster."""
     digest = hashlib.sha256()
     modules = [PACKAGE / f"{name}.py" for name in ("commands", "control_plane", "full", "nodes", "network", "services")]
     for path in sorted([*modules, *PACKAGE.glob("templates/*"), *PACKAGE.glob("tools/*/go.mod")]):

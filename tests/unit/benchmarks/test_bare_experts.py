@@ -12,5 +12,5 @@ def test_the_bare_loop_has_the_trainers_gradients(tmp_path: Path) -> None:
     described["training"]["model"]["config"] |= {"layers": 2, "heads": 2, "width": 16}
     (tmp_path / "job.json").write_text(json.dumps(described))
     printed = ranks.run(tmp_path, "tests.unit.benchmarks.bare_experts_rank", 2)
-    # Of a block: two layers' norms with two each, attention's four with two each, the router and two of the experts.
+    # A block has: two layers' norms with two each, attention's four with two each, the router and two of the experts.
     assert printed.split() == ["parameters", str(2 + 2 * (4 + 8 + 3) + 3)]

@@ -160,7 +160,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize(("bound", "most"), [("_MAX_KEPT", 2), ("_MAX_KEPT_BYTES", 25_000)])
     async def test_what_is_kept_is_bounded(self, monkeypatch, bound, most) -> None:
-        """Of three answers of 10,000 bytes the last two are kept."""
+        """The last two of three answers of 10,000 bytes are kept."""
         monkeypatch.setattr(f"disttrain_dashboard.app.{bound}", most)
         jobs = Jobs(a_dashboard_job(), seconds=3600)
         jobs.lines = ["x" * 1000] * 10

@@ -50,7 +50,7 @@ def a_restarted_world() -> World:
 
 
 def statuses() -> list[Raw]:
-    """Of jobs at several points of their lives."""
+    """Statuses of jobs at several points of their lives."""
     finished = a_running_world().end(0, 0).end(1, 0).settle()
     suspended = a_running_world().edit(suspend=True).settle().confirm_deletions().settle()
     worlds = [a_world(), a_running_world(), a_restarted_world(), finished, suspended]

@@ -58,7 +58,7 @@ class FakeApi:
         self.history: list[tuple[int, str, str, Raw]] = []
         self.requests: list[tuple[str, str]] = []
         self.queries: list[dict[str, str]] = []
-        """Of the lists that were asked for."""
+        """The query of each list that was asked for."""
         self.validated: list[tuple[str, str | None]] = []
         """Method and validation of fields of each write."""
         self.refusals: list[Refusal] = []

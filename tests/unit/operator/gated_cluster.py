@@ -17,7 +17,7 @@ HELD = [{"name": "disttrain.io/gang"}]
 
 
 def a_pods_metadata(job: str, index: int) -> dict[str, Any]:
-    """Of a pod that the operator made for the job."""
+    """Metadata of a pod that the operator made for the job."""
     return {
         "name": f"{job}-{index}",
         "namespace": "default",

@@ -241,7 +241,7 @@ async def test_a_time_out_closes_idle_connections_and_no_others(monkeypatch):
 
 
 async def test_a_namespace_with_many_requests_lets_others_through(api: FakeApi) -> None:
-    """Of those that wait for a slot, namespaces take turns."""
+    """Namespaces whose requests wait for a slot take turns."""
     client = Client(Access(api.url), max_in_flight=2)
     pods = "/api/v1/namespaces/{}/pods"
 

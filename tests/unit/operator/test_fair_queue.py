@@ -31,7 +31,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ready: list[Key] = []
         """Keys that can be handed out now, as far as their own namespace goes, in the order in which they became so."""
         self.served_since: dict[str, Counter[str]] = {}
-        """Of each namespace that waits: how often the others were served meanwhile."""
+        """For each namespace that waits: how often the others were served meanwhile."""
 
     def teardown(self) -> None:
         while self.taken:

@@ -50,7 +50,7 @@ async def test_a_pod_of_nobodys_takes_nothing_of_the_node_that_it_names(cluster,
 
 
 async def test_pods_that_a_tenant_adds_to_its_own_gang_take_nothing(cluster: Cluster) -> None:
-    """Of another attempt, of no rank of the job, or of more than its node has."""
+    """The pods are another attempt's, no rank's of the job, or ask for more than their node has."""
     cluster.job("mine", 1)
     one, labels = a_pods_metadata("mine", 0), a_pods_metadata("mine", 0)["labels"]
     for number, (metadata, gpus) in enumerate(

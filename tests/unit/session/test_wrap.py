@@ -84,6 +84,6 @@ def test_a_container_that_torch_does_not_cut_is_named(world: Any, monkeypatch: p
     monkeypatch.setattr(wrap_module, "fully_shard", refusing)
     with pytest.raises(InvalidConfiguration, match=r"cannot cut Chain, an nn\.ModuleList with a forward of its own"):
         wrap(Chain([nn.Linear(4, 4)]), [], world)
-    # Of anything else it is no word about containers.
+    # For anything else it says nothing about containers.
     with pytest.raises(ValueError, match="fully_shard does not support containers"):
         wrap(nn.Linear(3, 4), [], world)

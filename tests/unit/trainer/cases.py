@@ -105,7 +105,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def first_gradients() -> Iterator[dict[nn.Parameter, torch.Tensor]]:
-    """Of each parameter the gradient that the optimizer is given first: summed over the ranks, and clipped."""
+    """The gradient of each parameter that the optimizer is given first: summed over the ranks, and clipped."""
     found: dict[nn.Parameter, torch.Tensor] = {}
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -188,7 +188,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
 def main() -> None:
     folder = Path(os.environ["CASES"])
     cases = json.loads((folder / "cases.json").read_text())
-    # Of this the ranks alone count, of which there may be any number.
+    # Only its number of ranks counts, which may be any.
     first = config_of(folder, {"training": small(globalBatchSize=int(os.environ["WORLD_SIZE"]))}, 1)
     if "SINGLE_LOOPS" in os.environ:
         optimizers.fuses_updates = lambda device: False

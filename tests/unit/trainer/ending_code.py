@@ -16,7 +16,7 @@ from disttrain_trainer.data.sampler import permute
 from tests.unit.trainer.user_code import Before, double_samples
 
 _SAMPLES = 500
-# Of worlds.small().
+# As in worlds.small().
 _GLOBAL_BATCH = 24
 _SEED = 0
 

@@ -59,7 +59,7 @@ def listed(values: Any) -> list[torch.Tensor]:
 
 
 def compare() -> dict[str, Any]:
-    """Of each operation: what torch's own and ours give, and whether ours gave back what it was to write into."""
+    """For each operation: what torch's own and ours give, and whether ours gave back what it was to write into."""
     group = dist.group.WORLD
     assert group is not None
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -272,7 +272,7 @@ ALL_LAYOUTS = {
     "fsdp2 + ep2": (2, "experts, AdamW, accumulated", {SHARD: 2, "expertParallelDegree": 2}, FULL),
     "cp2 + ep2": (2, "experts, AdamW, accumulated", {CONTEXT: 2, "expertParallelDegree": 2}, {}),
 }
-# Of these every part is in another layout, too; tests/gpu has them.
+# Every part of these is in another layout, too; tests/gpu has them.
 _LONG = {
     "fsdp2, AdamW, accumulated",
     "fsdp2, recomputed",

@@ -13,7 +13,7 @@ MIB = 2**20
 MEMORY = 256 * MIB
 """Beyond what the process has before the call."""
 SECONDS = 30
-"""Of a processor."""
+"""A processor's time."""
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, memory: int = MEMORY) -> str:

@@ -117,7 +117,7 @@ class Simulation:
         self.reported = {}
         self.counted = 0
         self.most_deaths = 0 if synchronization is Synchronization.SYNC else self.chance.choice([0, 12])
-        """Of servers. Each makes workers ask once more, and so hides questions that were forgotten."""
+        """Deaths of servers. Each makes workers ask once more, and so hides questions that were forgotten."""
         self.workers_die = self.chance.random() < 0.5
         self.somebody_sleeps = self.chance.random() < 0.5
         self.hold_at = steps if self.chance.random() < 0.5 else self.chance.randint(1, steps)

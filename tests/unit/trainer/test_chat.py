@@ -280,7 +280,7 @@ def configured(folder: Path, **fields: object) -> None:
 
 class TestTemplates:
     def test_one_that_is_not_exact_is_refused(self, tmp_path):
-        # Of the only answer it is.
+        # It is exact for a conversation's only answer.
         assert len(loaded(tmp_path, [said("the fox", "runs")], FORGETFUL).training) == 1
         with pytest.raises(InvalidConfiguration) as caught:
             loaded(tmp_path, [said("the fox", "runs", "a dog", "jumps")], FORGETFUL)

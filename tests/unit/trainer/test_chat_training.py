@@ -40,7 +40,7 @@ LAYOUTS = {
     "pp2": (2, {PIPELINE: 2, "pipeline": {"microbatches": 2}}, 8),
 }
 LORA = {"rank": 4, "alpha": 16.0, "targets": ["q_proj", "v_proj", "down_proj"]}
-# Of a head of the usual size that stays as it is, all tokens are about as likely whatever comes before it.
+# With a head of the usual size that stays as it is, all tokens are about as likely whatever comes before them.
 MODEL = described("llama") | {"vocab_size": VOCABULARY, "initializer_range": 0.3}
 
 

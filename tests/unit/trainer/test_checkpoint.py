@@ -331,7 +331,7 @@ class TestFolders:
         assert sorted(path.name for path in tmp_path.glob("[!f]*")) == ["other", "step-10"]
 
     def test_what_was_just_committed_stays_beside_higher_steps(self, tmp_path):
-        """Of whoever has put them there."""
+        """Whoever has put the higher ones there."""
         owner = OwnedSteps(StepFolders(tmp_path), Fence(tmp_path, "mine", 1), Checkpoint(keep_latest=1))
         number = owner.take_over()
         self.write(tmp_path / "step-500")

@@ -62,7 +62,7 @@ def test_sizes_of_chunks_are_torchs(size, chunks):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Of each rank of one world: what it holds after each sum."""
+    """For each rank of one world: what it holds after each sum."""
     folder = tmp_path_factory.mktemp("collectives")
     module = "tests.unit.trainer.collective_ranks"
     ended = run_ranks(folder / "run", None, WORLD, module=module, RESULTS=str(folder))

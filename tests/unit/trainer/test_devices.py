@@ -125,6 +125,6 @@ def test_modes_of_single_layers_and_running_means_are_those_of_the_model():
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.BatchNorm1d(1))
     module[1].eval()
     on_three_devices(module)(torch.arange(6.0)[:, None])
-    # Of the first two samples: mean 0.5, and momentum 0.1.
+    # The first two samples have a mean of 0.5; momentum is 0.1.
     assert module[0].running_mean == pytest.approx(0.05)
     assert module[1].running_mean == 0.0

@@ -123,7 +123,7 @@ def test_a_sample_says_where_its_documents_begin_and_what_they_do_not_predict():
     window = torch.arange(10, 19)
     inputs, targets, starts = pack(window, [3, 4, 8])
     assert inputs.tolist() == list(range(10, 18))
-    # Of a document that began before the sample, positions begin with it.
+    # Positions of a document that began before the sample begin with the sample.
     assert starts.tolist() == [0, 0, 0, 3, 4, 4, 4, 4]
     assert targets.tolist() == [11, 12, IGNORED, IGNORED, 15, 16, 17, IGNORED]
     # One document is longer than the sample.

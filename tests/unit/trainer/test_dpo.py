@@ -15,7 +15,7 @@ from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
-# Of a head of the usual size that stays as it is, all tokens are about as likely whatever comes before it.
+# With a head of the usual size that stays as it is, all tokens are about as likely whatever comes before them.
 MODEL = described("llama") | {"vocab_size": VOCABULARY, "initializer_range": 0.3}
 del MODEL["rope_parameters"]
 LORA = {"rank": 4, "alpha": 16.0, "targets": ["q_proj", "v_proj", "down_proj"]}

@@ -37,7 +37,7 @@ def training(how, *, rank=0, folder="", on_failure=None, **changes):
 
 
 def figures_of(storage):
-    """Of each complete checkpoint."""
+    """Figures of each complete checkpoint, by its step."""
     folders = StepFolders(storage / "test")
     return {step: read_manifest(folders.path(step)).figures for step in folders.complete()}
 
@@ -129,7 +129,7 @@ WAITING = {
 
 @pytest.mark.parametrize("layout", WAITING)
 def test_where_others_wait_for_the_rank_that_fails_the_next_attempt_goes_without_evaluation(tmp_path, layout):
-    # Of a pipeline the first stage reads samples, too.
+    # The first stage of a pipeline reads samples, too.
     sizes = {"microBatchSize": 4, "globalBatchSize": None} if layout == "PipeDream" else {}
     described = job(training("raise", rank=0, **sizes), parallelism=WAITING[layout])
     first = run_ranks(tmp_path / "1", described, 2, storage=tmp_path / "storage")

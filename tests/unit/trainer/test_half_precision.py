@@ -82,7 +82,7 @@ def test_layouts_compute_alike_and_keep_whole_parameters(results, precision, lay
 def test_gradients_that_come_apart_are_summed_in_whole_numbers(results, precision, schedule):
     found, expected = results[f"{precision} {schedule}"], results[f"{precision} Interleaved1F1B"]
     assert found["errors"] == expected["errors"] == [None]
-    # Of sums in halves the last bits would be off by 2^-9 and more.
+    # The last bits of sums in halves would be off by 2^-9 and more.
     require_same_gradients(found["gradients"], expected["gradients"], 1e-5)
     assert series(found) == pytest.approx(series(expected), rel=1e-5)
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(written, folder):
-    """Of each kind of harm: a job that goes on from it, with and without an older checkpoint, and one that begins with
+    """For each kind of harm: a job that goes on from it, with and without an older checkpoint, and one that begins with
     its weights."""
     cases = {}
     for number, (spoil, _) in enumerate([*HOSTILE.values(), (as_value, "")]):

@@ -196,7 +196,7 @@ class TestHeader:
         assert sorted(read_tensors(file)) == ["a", "b", "c", "d"]
 
 
-# Of these a job is run: the whole way from a file to the end of its ranks.
+# A job is run with each of these: the whole way from a file to the end of its ranks.
 RUN = ["nothing", "the longest header", "deep JSON", "offsets beyond the file", "overlapping", "an unknown type",
        "a part of a sharded checkpoint"]  # fmt: skip
 

@@ -162,7 +162,7 @@ def test_a_rank_that_waits_for_another_layer_knows(mesh: DeviceMesh, steps: tupl
     ],
 )
 def test_an_error_of_it_is_explained(mesh: DeviceMesh, path: str, raised: type[Exception], message: str) -> None:
-    """Of another rank that only was lost nothing is said."""
+    """Nothing is said of another rank that was only lost."""
     first, second, store = Rank(mesh), Rank(mesh), dist.HashStore()
     first.model(torch.ones(2, 4), "a")
     with pytest.raises(RuntimeError, match=r"^Timed out$"), watched(first, 0, store):

@@ -165,7 +165,7 @@ def in_pods():
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, asked_for):
-    """Of a number of ranks: the folder and the results of its cases."""
+    """For a number of ranks: the folder and the results of its cases."""
     resumed = sorted(asked_for("test_local_sgd", "stopped"))
 
     @cache

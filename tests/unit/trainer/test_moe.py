@@ -145,7 +145,7 @@ ALL_LAYOUTS = {
     ),
 }
 
-# Of these every part is in another layout, too; tests/gpu has them.
+# Every part of these is in another layout, too; tests/gpu has them.
 LONG = {
     "dp2",
     "fsdp2 + ep2",
@@ -208,7 +208,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Of all cases above, which are run in one world for each number of ranks."""
+    """Results of all cases above, which are run in one world for each number of ranks."""
     cases = {name: (1, [{"training": training}]) for name, training in TRAININGS.items()}
     for name, (ranks, training, at, changes) in LAYOUTS.items():
         cases[name] = (ranks, [{"training": TRAININGS[training] | changes, "parallelism": at}])

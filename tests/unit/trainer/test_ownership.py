@@ -33,7 +33,7 @@ class Kind:
     apply: Apply
     empty: Store
     port: Port
-    """Of the program that is run just now."""
+    """The I/O of the program that is run just now."""
 
     def steps(self, port: Port, uid: str) -> StepFolders | ObjectSteps:
         """Return the checkpoints as a program sees them, whose I/O goes through the port from now on."""

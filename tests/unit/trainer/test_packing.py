@@ -139,7 +139,7 @@ def training(folder, model="llama", **changes):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    """Of each model: the loss of the conversations one at a time, its gradients, and what is held out after a step."""
+    """For each model: the loss of the conversations one at a time, its gradients, and what is held out after a step."""
     data, found = loaded(folder, packing=False), {}
     for name, build in BUILT.items():
         seed_everything(0)

@@ -329,7 +329,7 @@ class TestFencing:
                 push(other, answers[1])
                 waits = background.submit(other.next, (answers[1].task, 1.0, 1.0, 1.0))
                 until(lambda: serving.server._manager._waiting)
-                # Of the questions, of the heartbeat.
+                # Both connections: that of the questions, and that of the heartbeat.
                 proxy.reset()
                 push(leader, answers[0])
                 assert leader.next((answers[0].task, 1.0, 1.0, 1.0)).verdict is Verdict.HOLD

@@ -13,7 +13,7 @@ from disttrain_trainer.parameter_server.worker.metrics import CounterMetrics
 from tests.unit.trainer.test_parameter_server_state import a_server, loaded
 
 BYTES = 3 * 8
-"""Of the first range of a server, in float64."""
+"""Size of the first range of a server, in float64."""
 
 
 class Scene:

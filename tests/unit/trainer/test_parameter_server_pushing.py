@@ -96,7 +96,7 @@ class Copy:
 
 
 class Copying(Staging):
-    """Of a GPU that copies slowly: what it copied is nothing before its event is past."""
+    """Buffers of a GPU that copies slowly: what it copied is nothing before its event is past."""
 
     def __init__(self):
         super().__init__()

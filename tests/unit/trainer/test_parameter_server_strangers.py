@@ -29,7 +29,7 @@ from tools.cluster.ports import free_port
 
 MIB = 2**20
 NUMBERS = 3 * MIB
-"""Of the worker's one parameter: 12 MiB, and so several frames of several buckets."""
+"""Size of the worker's one parameter: 12 MiB, and so several frames of several buckets."""
 
 
 class Serving:

@@ -147,7 +147,7 @@ def test_a_sound_network_is_reported_in_one_line_and_the_job_trains(tmp_path: Pa
 def test_a_node_that_keeps_the_others_waiting_is_reported_and_the_job_trains(tmp_path: Path) -> None:
     ended = run(tmp_path, "pace")
     assert [rank.code for rank in ended] == [0, 0, 0], ended[0].err
-    # Of the others a machine with much else to do may say the same.
+    # A machine with much else to do may say the same of the others.
     slow = [line for line in ended[0].out.splitlines() if line.startswith("preflight: node node-1")]
     assert len(slow) == 1
     assert slow[0].startswith("preflight: node node-1 is slow: 0.00")

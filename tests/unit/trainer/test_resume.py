@@ -95,7 +95,7 @@ def splits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(splits, tmp_path_factory, asked_for):
-    """Of a number of ranks."""
+    """Results of the cases with a number of ranks."""
 
     @cache
     def run(ranks):
