@@ -26,9 +26,9 @@ TRAINING: dict[str, Any] = {
     "globalBatchSize": 64,
     "logging": {"interval": 10},
 }
-_RESUMES = re.compile(r"resuming after step (\d+) ")
-_STEP = re.compile(r" step: (\d+) ")
-_BEGINS_ANEW = "no checkpoint yet"
+BEGINS = re.compile(r"resuming after step (\d+) |no checkpoint yet")
+"""The line with which the ranks begin a life."""
+STEP = re.compile(r" step: (\d+) ")
 
 
 class Log:
@@ -61,14 +61,13 @@ class Log:
         return self
 
     def _take(self, line: str) -> None:
-        resumes = _RESUMES.search(line)
-        if resumes is not None or _BEGINS_ANEW in line:
-            self.resumed = int(resumes[1]) if resumes is not None else 0
+        if (begins := BEGINS.search(line)) is not None:
+            self.resumed = int(begins[1] or 0)
             if self.lives:
                 # Ranks that go on from a survivor may be further than what was logged.
                 self.redone.append(max(0, self.step - self.resumed))
             self.lives, self.trains = self.lives + 1, False
-        elif (step := _STEP.search(line)) is not None:
+        elif (step := STEP.search(line)) is not None:
             self.step, self.trains = int(step[1]), True
 
 

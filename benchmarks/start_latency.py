@@ -114,12 +114,12 @@ def measure_job(core: client.CoreV1Api, jobs: client.CustomObjectsApi) -> dict[s
         return {part: reached[part] - begin for part in PARTS}
 
 
-def measure_bare_pods(core: client.CoreV1Api, image: str) -> dict[str, float]:
+def measure_bare_pods(core: client.CoreV1Api, image: str, pods: int = WORKERS) -> dict[str, float]:
     """The same for bare pods of the same image."""
     with a_namespace(core) as namespace:
-        timeline = Timeline(core, namespace, WORKERS)
+        timeline = Timeline(core, namespace, pods)
         begin = time.time()
-        for index in range(WORKERS):
+        for index in range(pods):
             container = {"name": "main", "image": image, "command": ["sleep", "60"], "imagePullPolicy": "IfNotPresent"}
             spec = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
             core.create_namespaced_pod(namespace, {"metadata": {"name": f"bare-{index}"}, "spec": spec})
@@ -130,14 +130,22 @@ def logged(core: client.CoreV1Api, namespace: str, pod: str, claim: Callable[[st
     """When the pod first logged a line that meets the claim, by the node's clock."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        log = core.read_namespaced_pod_log(pod, namespace, timestamps=True)
-        for line in log.splitlines():
-            stamp, _, text = line.partition(" ")
+        for stamp, text in lines_of(core, namespace, pod):
             if claim(text):
-                # Nanoseconds are more than fromisoformat reads.
-                return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp)).timestamp()
+                return stamp
         time.sleep(0.2)
     raise TimeoutError(f"{namespace}/{pod} did not log what was waited for within {PATIENCE_SECONDS} s")
+
+
+def lines_of(
+    core: client.CoreV1Api, namespace: str, pod: str, seconds: int | None = None
+) -> Iterator[tuple[float, str]]:
+    """The lines that a pod has logged in the last seconds, each with the time at which it did, by the node's clock."""
+    recent = {} if seconds is None else {"since_seconds": seconds}
+    for line in core.read_namespaced_pod_log(pod, namespace, timestamps=True, **recent).splitlines():
+        stamp, _, text = line.partition(" ")
+        # Nanoseconds are more than fromisoformat reads.
+        yield datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp)).timestamp(), text
 
 
 def trainer_image(core: client.CoreV1Api, jobs: client.CustomObjectsApi) -> str:

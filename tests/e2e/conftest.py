@@ -15,6 +15,7 @@ from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import USER_CODE
 from tools.cluster import build
 from tools.cluster.images import references
+from tools.cluster.locks import exclusive
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "disttrain-system"
@@ -45,10 +46,12 @@ def cluster_command(*arguments: str) -> str:
 def kubeconfig() -> Iterator[Path]:
     """The cluster: KUBECONFIG's, or one on this machine, which goes away again if it was not there before."""
     owner = ("--owner", str(os.getpid()))
-    try:
-        yield Path(cluster_command("up", *owner).strip().splitlines()[-1])
-    finally:
-        cluster_command("down", *owner)
+    # Tests of another clone would install their own release over this one.
+    with exclusive("end-to-end"):
+        try:
+            yield Path(cluster_command("up", *owner).strip().splitlines()[-1])
+        finally:
+            cluster_command("down", *owner)
 
 
 @pytest.fixture(scope="session")

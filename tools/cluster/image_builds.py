@@ -19,6 +19,8 @@ from tools.cluster.shell import run, succeeds
 
 DOCKERFILES = {"operator": "operator/Dockerfile", "trainer": "trainer_image/Dockerfile"}
 IMAGES = tuple(DOCKERFILES)
+_EXTRAS = {"trainer": "hf"}
+"""What jobs of the tests need: examples/llama trains a model of transformers."""
 
 _SUITE = "bookworm"
 _PACKAGES = "python3,python3-venv,ca-certificates,usr-is-merged"
@@ -80,7 +82,12 @@ def _build_command(name: str, tag: str) -> Sequence[str]:
     volumes = [part for mount in pip_access.mounts() for part in ("--volume", mount)]
     options = ["--layers", "--pull-never", "--isolation", "chroot", "--network", "host"]
     what = ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--file", str(REPOSITORY / DOCKERFILES[name]), "--tag", tag]
-    return [*_buildah(), "bud", *options, *volumes, *what, str(REPOSITORY)]
+    return [*_buildah(), "bud", *options, *volumes, *what, *arguments(name), str(REPOSITORY)]
+
+
+def arguments(name: str) -> Sequence[str]:
+    """What an image is built with beside its base."""
+    return ("--build-arg", f"EXTRAS={_EXTRAS[name]}") if name in _EXTRAS else ()
 
 
 def _store_command(name: str, tag: str) -> Sequence[str]:

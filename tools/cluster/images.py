@@ -67,7 +67,8 @@ def _provide_to_kind(cluster: str, log: Log) -> None:
     for name, dockerfile in image_builds.DOCKERFILES.items():
         tag = f"disttrain/{name}:{IMAGE_TAG}"
         log(f"building {tag} with docker, for kind")
-        run(["docker", "build", "--file", REPOSITORY / dockerfile, "--tag", tag, REPOSITORY])
+        what = ["--file", REPOSITORY / dockerfile, "--tag", tag, *image_builds.arguments(name)]
+        run(["docker", "build", *what, REPOSITORY])
         run(["kind", "load", "docker-image", tag, "--name", cluster])
 
 

@@ -1,0 +1,173 @@
+"""How long a job of two pods on real nodes takes to train again after a rank or a pod was lost.
+
+    KUBECONFIG=… python benchmarks/cluster_recovery.py [--quick] [--json FILE]
+
+The operator must be installed and its images be on the nodes (`make cluster-up cluster-images`, then the chart); the
+checkpoints are on volumes of the test cluster's class. From SIGKILL of rank 1, or from the forced deletion of its pod,
+to the first step that rank 0 logs after it, with `restartStrategy: InPlace` beside the same job with Recreate in the
+same run. A rank is killed once the zygotes are ready. A lost pod is recreated alone; its other reference is what an
+empty pod of the same image takes to run. Times are the nodes' own.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kubernetes import client, config
+from kubernetes.stream import stream
+
+from benchmarks import harness
+from benchmarks.local_job import BEGINS, STEP, TRAINING
+from benchmarks.recovery import p95
+from benchmarks.start_latency import a_namespace, lines_of, measure_bare_pods, trainer_image
+from disttrain_api.names import API_VERSION, GROUP, KIND, PLURAL, VERSION, Label
+
+NAME = "recovery"
+PATIENCE_SECONDS = 300
+STORAGE_CLASS = "disttrain-shared"
+KILL_THE_RANK = """
+import os, signal, time
+def read(pid, name):
+    return open(f"/proc/{pid}/{name}", "rb").read()
+def is_rank(pid):
+    words, variables = (read(pid, name).split(bytes(1)) for name in ("cmdline", "environ"))
+    started = b"disttrain_trainer" in words and any(word.startswith(b"RANK=") for word in variables)
+    return started or read(pid, "comm").startswith(b"rank ")
+(rank,) = filter(is_rank, filter(str.isdigit, os.listdir("/proc")))
+print(time.time(), flush=True)
+os.kill(int(rank), signal.SIGKILL)
+"""
+HAS_A_ZYGOTE = """
+import glob
+print(any(open(path).read() == "zygote\\n" for path in glob.glob("/proc/[0-9]*/comm")))
+"""
+
+
+class Gang:
+    """A job of two pods in a namespace of its own."""
+
+    def __init__(self, core: client.CoreV1Api, namespace: str, strategy: str) -> None:
+        self._core, self._namespace, self._jobs = core, namespace, client.CustomObjectsApi()
+        self._jobs.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job(strategy))
+
+    def trains(self, since: float) -> float:
+        """When rank 0 logged its first step of a life that began after that time."""
+
+        def stepped() -> float | None:
+            began = False
+            for stamp, line in self._log(since):
+                if stamp > since and BEGINS.search(line):
+                    began = True
+                elif began and STEP.search(line):
+                    return stamp
+            return None
+
+        return until(stepped, "a step is logged")
+
+    def kill_rank(self) -> float:
+        """Kill rank 1; returns when."""
+        return float(self._run(self.pod(1), KILL_THE_RANK))
+
+    def has_zygotes(self) -> None:
+        """Return when each pod has its zygote."""
+        pods = [self.pod(index) for index in range(2)]
+        until(lambda: all(self._run(pod, HAS_A_ZYGOTE).strip() == "True" for pod in pods), "the zygotes are ready")
+
+    def lose_pod(self) -> float:
+        """Delete rank 1's pod by force; returns when."""
+        until(self._has_new_checkpoint, "there is a checkpoint since the last loss")
+        name = self.pod(1)
+        began = time.time()
+        self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=0)
+        return began
+
+    def pod(self, index: int) -> str:
+        """The name of the newest pod with that index."""
+        pods = self._core.list_namespaced_pod(self._namespace, label_selector=f"{Label.INDEX}={index}").items
+        return str(max(pods, key=lambda pod: pod.metadata.creation_timestamp).metadata.name)
+
+    def _log(self, since: float) -> list[tuple[float, str]]:
+        try:
+            return list(lines_of(self._core, self._namespace, self.pod(0), seconds=int(time.time() - since) + 5))
+        except (client.ApiException, ValueError):
+            # It does not run yet, or is being replaced.
+            return []
+
+    def _has_new_checkpoint(self) -> bool:
+        found = self._jobs.get_namespaced_custom_object_status(GROUP, VERSION, self._namespace, PLURAL, NAME)["status"]
+        attempt = found["attempts"][-1]
+        lost = [entry["checkpointStep"] for entry in attempt.get("replacements", []) if "checkpointStep" in entry]
+        return "checkpoint" in found and found["checkpoint"]["step"] > max(lost, default=0)
+
+    def _run(self, pod: str, script: str) -> str:
+        return str(
+            stream(
+                self._core.connect_get_namespaced_pod_exec,
+                pod,
+                self._namespace,
+                container="trainer",
+                command=["python3", "-c", script],
+                stdout=True,
+                stderr=True,
+            )
+        )
+
+
+def job(strategy: str) -> dict[str, Any]:
+    claim = {"storageClassName": STORAGE_CLASS, "accessModes": ["ReadWriteMany"]}
+    claim |= {"resources": {"requests": {"storage": "1Gi"}}}
+    container = {"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}
+    spec = {
+        "workers": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
+        "storage": {"volumeClaimTemplate": {"spec": claim}},
+        "training": TRAINING | {"checkpoint": {"interval": 500, "keepLatest": 2}},
+        "runPolicy": {"restartStrategy": strategy, "maxRestarts": 1000, "restartBackoffSeconds": 0},
+    }
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": NAME}, "spec": spec}
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Return what the condition returned, once it is true. Raises TimeoutError where it is not in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        # Each look is work of the API server's, on processors that the ranks may share.
+        time.sleep(0.3)
+    raise TimeoutError(f"not so within {PATIENCE_SECONDS} s: {what}")
+
+
+def recoveries(core: client.CoreV1Api, strategy: str, kills: int, *, lost: bool) -> list[float]:
+    """Seconds that follow each kill."""
+    taken = []
+    with a_namespace(core) as namespace:
+        gang, began = Gang(core, namespace, strategy), 0.0
+        for _ in range(kills):
+            gang.trains(began)
+            if strategy == "InPlace" and not lost:
+                gang.has_zygotes()
+            began = gang.lose_pod() if lost else gang.kill_rank()
+            taken.append(gang.trains(began) - began)
+    return taken
+
+
+def measure(quick: bool) -> Iterator[harness.Row]:
+    config.load_kube_config()
+    core = client.CoreV1Api()
+    kills, recreations = (2, 1) if quick else (20, 5)
+    for name, lost in (("a rank", False), ("a pod", True)):
+        in_place = recoveries(core, "InPlace", kills, lost=lost)
+        recreated = recoveries(core, "Recreate", recreations, lost=lost)
+        yield harness.row(f"{name} lost, in place", "s", in_place, recreated)
+        yield harness.Row(f"{name} lost, in place, p95", p95(in_place), "s", p95(recreated), kills)
+    image = trainer_image(core, client.CustomObjectsApi())
+    empty = [measure_bare_pods(core, image, pods=1)["containers run"] for _ in range(recreations)]
+    yield harness.row("a pod lost, beside an empty pod's start", "s", in_place, empty)
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, measure, packages=("disttrain", "torch", "kopf"))
