@@ -2,11 +2,13 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from disttrain.errors import USAGE, CommandError
 from disttrain_api.builtin import DATA_CONFIGS, MODEL_CONFIGS
+from disttrain_api.choices import FIELD as CHOICES
+from disttrain_api.choices import ChoicesConfig
 from disttrain_api.crd import model_schema
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
@@ -16,10 +18,12 @@ Schema = dict[str, Any]
 
 _OPAQUE = ("template", "volumeClaimTemplate", "env", "envFrom", "resources")
 """Fields that are Kubernetes' own: `kubectl explain pod` has them."""
-_CONFIGS: dict[str, dict[str, Any]] = {
+_BEHIND: Mapping[str, Mapping[Any, Any]] = {
     "spec.training.model.config": MODEL_CONFIGS,
     "spec.training.data.config": DATA_CONFIGS,
+    f"spec.{CHOICES}": {"": ChoicesConfig},
 }
+"""Models of fields that the API server's schema leaves open: by the `name` beside the field, "" where there is none."""
 
 
 def explain(field: str | None) -> str:
@@ -31,51 +35,62 @@ def explain(field: str | None) -> str:
     path = [part.removesuffix("[]") for part in (field or "").removeprefix("dtj.").split(".") if part]
     if path and path[0] not in whole["properties"]:
         path = ["spec", *path]
-    schema: Schema = whole
+    found: dict[str, Schema] = {"": whole}
     for at, part in enumerate(path):
-        known = _inside(schema, path[:at])
-        if part not in known:
-            raise CommandError(_unknown(path, at, known), USAGE)
-        schema = known[part] | {"required_here": part in schema.get("items", schema).get("required", [])}
-    return "\n".join(_page(".".join(path), schema))
+        objects = _objects(".".join(path[:at]), found)
+        known = {name: fields for name, schema in objects.items() if part in (fields := _fields(path[:at], schema))}
+        if not known:
+            raise CommandError(_unknown(path, at, objects), USAGE)
+        found = {name: fields[part] | _required(part, objects[name]) for name, fields in known.items()}
+    return "\n".join(_page(".".join(path), found))
 
 
-def _unknown(path: list[str], at: int, known: dict[str, Schema]) -> str:
+def _objects(path: str, found: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the schemas that hold the fields below a path: by the `name` of a built-in model or data set, or ""."""
+    behind = _BEHIND.get(path)
+    return found if behind is None else {name: model_schema(model, "config") for name, model in behind.items()}
+
+
+def _unknown(path: list[str], at: int, objects: dict[str, Schema]) -> str:
     where = ".".join(path[:at]) or "the job"
+    known = list(dict.fromkeys(name for schema in objects.values() for name in _fields(path[:at], schema)))
     if not known:
         return f"{where} has no fields of its own" + (
             "; `kubectl explain pod` has these" if path[at - 1] in _OPAQUE else ""
         )
-    meant = did_you_mean(path[at], list(known))
+    meant = did_you_mean(path[at], known)
     rest = f"; did you mean `{meant}`?" if meant else ": it has " + ", ".join(known)
     return f"{where} has no field '{path[at]}'{rest}"
 
 
-def _inside(schema: Schema, path: list[str]) -> dict[str, Schema]:
+def _fields(path: list[str], schema: Schema) -> dict[str, Schema]:
     if path and path[-1] in _OPAQUE:
         return {}
     fields: dict[str, Schema] = schema.get("items", schema).get("properties", {})
     return fields
 
 
-def _page(path: str, schema: Schema) -> Iterator[str]:
-    fields = _inside(schema, path.split("."))
-    if path:
-        yield f"{path} <{_type(schema)}>{_notes(schema)}"
-        yield from _wrapped(schema.get("description") or schema.get("items", {}).get("description", ""), "  ")
-    if fields:
-        yield ""
-        yield "FIELDS"
-        for name, field in fields.items():
-            required = name in schema.get("items", schema).get("required", [])
-            yield f"  {name} <{_type(field)}>{_notes(field | {'required_here': required})}"
+def _required(name: str, schema: Schema) -> Schema:
+    return {"required_here": name in schema.get("items", schema).get("required", [])}
+
+
+def _page(path: str, found: dict[str, Schema]) -> Iterator[str]:
+    for name, schema in found.items():
+        if path:
+            yield f"{path} <{_type(schema)}>{_notes(schema)}{_of(name)}"
+            yield from _wrapped(schema.get("description") or schema.get("items", {}).get("description", ""), "  ")
+    for name, schema in _objects(path, found).items():
+        fields = _fields(path.split("."), schema)
+        if fields:
+            yield ""
+            yield f"FIELDS{_of(name)}"
+        for key, field in fields.items():
+            yield f"  {key} <{_type(field)}>{_notes(field | _required(key, schema))}"
             yield from _wrapped(field.get("description", ""), "      ")
-    for name, config in _CONFIGS.get(path, {}).items():
-        yield ""
-        yield f"FIELDS for name: {name}"
-        for key, field in model_schema(config, "config")["properties"].items():
-            yield f"  {key} <{_type(field)}>{_notes(field)}"
-            yield from _wrapped(field.get("description", ""), "      ")
+
+
+def _of(name: str) -> str:
+    return f" for name: {name}" if name else ""
 
 
 def _type(schema: Schema) -> str:
@@ -90,7 +105,7 @@ def _notes(schema: Schema) -> str:
     notes = ["required"] if schema.get("required_here") else []
     if "default" in schema and not isinstance(schema["default"], dict):
         value = schema["default"]
-        notes.append(f"default {value if isinstance(value, str) else json.dumps(value)}")
+        notes.append(f"default {value if isinstance(value, str) and value.strip() else json.dumps(value)}")
     low = (">" if schema.get("exclusiveMinimum") else "≥", schema.get("minimum"))
     high = ("<" if schema.get("exclusiveMaximum") else "≤", schema.get("maximum"))
     notes += [f"{sign} {bound}" for sign, bound in (low, high) if bound is not None]

@@ -90,6 +90,13 @@ def test_what_cannot_be_is_usage(arguments: list[str], tmp_path: Path, monkeypat
         ("training.model.config", ["FIELDS for name: gpt", "vocabularySize <integer>"]),
         ("status.attempts", ["verdict <object>"]),
         (None, ["spec <object>", "status <object>"]),
+        ("training.evaluation.choices", ["FIELDS", "tasks <object>  (required)", "tokenizer <string>", 'default " "']),
+        ("training.evaluation.choices.tasks", ["tasks <object>  (required)", "The file of each task, by its name"]),
+        ("training.model.config.heads", ["heads <integer>  (default 4", "name: gpt", "must divide the width"]),
+        ("training.model.config.sequenceLength", ["name: gpt", "name: transformers", "Longest sequence"]),
+        ("training.model.config.lora", ["name: transformers", "FIELDS", "rank <integer>"]),
+        ("training.model.config.lora.rank", ["lora.rank <integer>", "name: transformers"]),
+        ("training.data.config.cacheFolder", ["name: corpus"]),
     ],
 )
 def test_a_field_is_explained_as_the_reference_does(field: str | None, expected: list[str]) -> None:
@@ -104,6 +111,8 @@ def test_a_field_is_explained_as_the_reference_does(field: str | None, expected:
         ("spec.training.stepz", "spec.training has no field 'stepz'; did you mean `steps`?"),
         ("spec.workers.template.spec", "`kubectl explain pod` has these"),
         ("spec.suspend.x", "spec.suspend has no fields of its own"),
+        ("training.evaluation.choices.task", "choices has no field 'task'; did you mean `tasks`?"),
+        ("training.model.config.headz", "config has no field 'headz'; did you mean `heads`?"),
         ("\x1b[31m", "has no field '\\x1b[31m'"),
     ],
 )
