@@ -19,6 +19,7 @@ from disttrain.terminal import is_terminal, plain, plain_lines, rendered, table
 from disttrain.views import describe as page
 from disttrain.views import history as past
 from disttrain.views import listing
+from disttrain.views.nodes import has_no_node
 from disttrain.views.why import why as answer
 from disttrain_api.history import HistoryEntry
 from disttrain_api.status import ConditionType
@@ -138,12 +139,19 @@ def show_why(client: Client, name: str) -> int:
     unstarted = next((pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"), None)
     if unstarted is not None:
         events += readable_events(client, job, str(unstarted["metadata"]["uid"]))
-    found = answer(job, pods, events, datetime.now(UTC))
+    found = answer(job, pods, events, datetime.now(UTC), _nodes(client) if any(map(has_no_node, pods)) else ())
     show(plain_lines(found.paragraph))
     if found.todo:
         show(plain_lines("\nWhat to do: " + " ".join(f"{sentence}." for sentence in found.todo)))
     hint(*found.next)
     return 0
+
+
+def _nodes(client: Client) -> Sequence[dict[str, Any]]:
+    """Return the cluster's nodes; none where they may not be read."""
+    with suppress(ApiError):
+        return client.api.items("/api/v1/nodes", what="cannot list nodes")
+    return ()
 
 
 def _deleted(client: Client, name: str) -> HistoryEntry | None:

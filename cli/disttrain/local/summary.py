@@ -7,6 +7,7 @@ from pathlib import Path
 from disttrain.local.folder import RunFolder
 from disttrain.local.pods import log_tail
 from disttrain.terminal import last_lines
+from disttrain.views.advice import advice_on
 from disttrain.views.goodput import in_words
 from disttrain_api.names import PERMANENT
 from disttrain_api.status import ConditionType, JobStatus, Verdict
@@ -77,10 +78,12 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
     failed = condition(status, ConditionType.FAILED)
     yield f"Failed: {failed.reason if failed else 'Unknown'}"
     yield f"  {failed.message if failed else 'the job did not come to an end'}"
-    time = [f"  {line}" for line in _time(status)]
     verdict = _verdict(status)
+    # What names a verb looks at a cluster.
+    advice = [text for text in advice_on(failed.reason, verdict) if "{name}" not in text] if failed is not None else []
+    rest = [*(f"  what to do: {text}" for text in advice), *(f"  {line}" for line in _time(status))]
     if verdict is None or verdict.pod is None:
-        yield from time
+        yield from rest
         yield f"  logs: {short(folder.logs)}"
         return
     log = folder.log(verdict.pod)
@@ -91,7 +94,7 @@ def _failure(status: JobStatus, folder: RunFolder) -> Iterator[str]:
     if lines:
         yield "  last lines of its log:"
         yield from (f"    {line}" for line in last_lines(lines, _SHOWN_LOG_LINES))
-    yield from time
+    yield from rest
     if log.exists():
         yield f"  log: {short(log)}"
 

@@ -1,4 +1,9 @@
-"""Advice for reasons of conditions and verdicts, if the operator's own sentence has none."""
+"""Advice for reasons of conditions and verdicts, if the operator's own sentence has none. Pure."""
+
+import signal
+
+from disttrain_api.names import Reason
+from disttrain_api.status import FailureClass, Verdict
 
 # The reasons of disttrain_api.names.Reason and exit_reason, and the kubelet's. {name}, {namespace} are filled in.
 FAILED: dict[str, str] = {
@@ -71,3 +76,51 @@ CLASSES: dict[str, str] = {
     "NodeLost": "the node was lost, so the restart is not counted",
     "NotStarted": "not all of its pods had started, so the restart is not counted",
 }
+
+_OF_CLASS: dict[str, str] = {
+    FailureClass.OUT_OF_MEMORY: Reason.OOM_KILLED,
+    FailureClass.OUT_OF_STORAGE: Reason.STORAGE_LIMIT_EXCEEDED,
+    FailureClass.PROGRAM: Reason.RANK_FAILED,
+    FailureClass.HANG: Reason.PROGRESS_DEADLINE_EXCEEDED,
+}
+_OF_ANY_PROGRAM = frozenset({Reason.RANK_FAILED, Reason.POD_FAILED})
+_NOT_STARTED = (126, 127, 128)
+"""Exit codes of shells, and of the container runtime, for a program that is not there or may not be executed."""
+_CRASHES = frozenset({signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
+
+_COMMAND = (
+    "Correct the command (`workers.command`, or that of the template's container), or put the program into the image"
+)
+_MODULE = "Put the module into the image, or correct the import; `disttrain run FILE` tries it here"
+_CRASHED = (
+    "Look for native code that crashes: an extension, a library of another version than torch was built for, or a full"
+    " `/dev/shm`; `PYTHONFAULTHANDLER=1` in `workers.env` has the log show where"
+)
+_KILLED = (
+    "Find out what killed it: whoever may reach the pod, its own script, or the node's kernel for want of memory"
+    " (`dmesg` there)"
+)
+
+
+def advice_on(reason: str, verdict: Verdict | None) -> list[str]:
+    """Return what to do about a failure, the cause first: where restarts are used up, on what each ended with."""
+    if reason == Reason.RESTARTS_EXHAUSTED and verdict is not None:
+        last = verdict.reason if verdict.reason != reason else _OF_CLASS.get(verdict.class_ or "", "")
+        return [*_of_verdict(last, verdict), FAILED[reason]]
+    return _of_verdict(reason, verdict)
+
+
+def _of_verdict(reason: str, verdict: Verdict | None) -> list[str]:
+    if verdict is not None and reason in _OF_ANY_PROGRAM:
+        return [_of_program(verdict) or FAILED[reason]]
+    return [FAILED[reason]] if reason in FAILED else [PENDING[reason]] if reason in PENDING else []
+
+
+def _of_program(verdict: Verdict) -> str | None:
+    if verdict.signal == signal.SIGKILL:
+        return _KILLED
+    if verdict.signal in _CRASHES:
+        return _CRASHED
+    if verdict.exit_code in _NOT_STARTED:
+        return _COMMAND
+    return _MODULE if "ModuleNotFoundError" in verdict.message or "ImportError" in verdict.message else None

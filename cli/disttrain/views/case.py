@@ -7,7 +7,7 @@ from typing import Any
 
 from disttrain.cluster.remote import RemoteJob
 from disttrain.terminal import duration, plain
-from disttrain.views.advice import CLASSES, FAILED, PENDING
+from disttrain.views.advice import CLASSES, advice_on
 from disttrain_api.names import Reason
 from disttrain_api.status import Attempt, Verdict
 from disttrain_api.times import parse_time
@@ -38,6 +38,8 @@ class Case:
     pods: Sequence[PodFacts]
     events: Sequence[Raw]
     now: datetime
+    misfit: Finding = (None, None)
+    """What a pod that has no node asks for that none has, and what to do."""
 
     @property
     def run_policy(self) -> Raw:
@@ -122,8 +124,7 @@ def restarts_in_place(attempt: Attempt) -> str | None:
 
 
 def todo_of(verdict: Verdict | None, job: RemoteJob) -> tuple[str, ...]:
-    advice = (FAILED | PENDING).get(verdict.reason) if verdict is not None else None
-    return (filled(advice, job),) if advice else ()
+    return tuple(filled(advice, job) for advice in advice_on(verdict.reason, verdict)) if verdict is not None else ()
 
 
 def resumes_from(case: Case) -> str:

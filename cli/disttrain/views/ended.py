@@ -1,18 +1,11 @@
 """Why a job has failed, or what it came to. Pure."""
 
 from disttrain.terminal import duration, plain
-from disttrain.views.advice import FAILED
+from disttrain.views.advice import advice_on
 from disttrain.views.case import Case, Why, filled, last_verdict, log_commands, of_class, words_of
 from disttrain_api.names import Reason
-from disttrain_api.status import ConditionType, Verdict
+from disttrain_api.status import ConditionType
 from disttrain_api.times import parse_time
-
-_OF_CLASS = {
-    "OutOfMemory": "OOMKilled",
-    "OutOfStorage": "StorageLimitExceeded",
-    "Program": "RankFailed",
-    "Hang": "ProgressDeadlineExceeded",
-}
 
 
 def why_failed(case: Case) -> Why:
@@ -32,15 +25,8 @@ def why_failed(case: Case) -> Why:
         sentences.append(
             f"Its last checkpoint, of step {status.checkpoint.step}, is kept at {plain(status.checkpoint.path)}."
         )
-    todo = [filled(FAILED[key], job) for key in _keys(reason, verdict) if key in FAILED]
+    todo = [filled(advice, job) for advice in advice_on(reason, verdict)]
     return Why(" ".join(sentences), tuple(todo), log_commands(case, number, verdict))
-
-
-def _keys(reason: str, verdict: Verdict | None) -> list[str]:
-    """The reasons to advise on: where restarts are used up, what each of them ended with comes first."""
-    if verdict is None or reason != Reason.RESTARTS_EXHAUSTED:
-        return [reason]
-    return [_OF_CLASS[verdict.class_], reason] if verdict.class_ in _OF_CLASS else [reason]
 
 
 def why_succeeded(case: Case) -> Why:

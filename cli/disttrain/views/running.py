@@ -1,19 +1,18 @@
 """How a job runs, and what is wrong with its ranks. Pure."""
 
 from disttrain.terminal import plain
-from disttrain.views.advice import FAILED
 from disttrain.views.case import (
     Case,
     Finding,
     Why,
     because,
     capital,
-    filled,
     has_storage,
     last_verdict,
     pods_of,
     pods_replaced,
     restarts_in_place,
+    todo_of,
 )
 from disttrain_api.status import ConditionType
 from disttrain_api.times import parse_time
@@ -82,7 +81,7 @@ def _often_restarted(case: Case) -> Finding:
     verdict, number = last_verdict(case)
     why_last = f"attempt {number} ended because {because(verdict)}"
     lost = "each time the steps since the last checkpoint are done again"
-    advice = filled(FAILED.get(verdict.reason if verdict else "", ""), case.job)
+    advice = " ".join(todo_of(verdict, case.job))
     return f"It is slow since it has restarted {status.restarts} times, and {lost}; {why_last}.", advice or None
 
 

@@ -42,7 +42,9 @@ def why_held(case: Case, reason: str, message: str) -> Why:
     advice = PENDING.get(reason)
     if reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_ROOM):
         sentences.append(f"The job needs all of its {pods_of(job)} at once.")
-    todo = [filled(advice, job)] if advice else []
+    misfit, remedy = case.misfit
+    sentences += [misfit] if misfit else []
+    todo = [*([remedy] if remedy else []), *([filled(advice, job)] if advice else [])]
     return Why(" ".join(sentences), tuple(todo), (f"disttrain events {name}", f"disttrain describe {name}"))
 
 
@@ -162,6 +164,7 @@ def why_restarting(case: Case) -> Why:
         sentences.append(
             f"Attempt {status.attempt} does not run yet ({plain(running.reason)}): {plain(running.message)}."
         )
+        sentences += [case.misfit[0]] if case.misfit[0] else []
     else:
         started = sum(pod.program_started and pod.awaits_address is None for pod in case.current_pods)
         sentences.append(f"Of attempt {status.attempt} {started} of {pods_of(job)} run.")

@@ -10,6 +10,7 @@ from disttrain.cluster.remote import RemoteJob
 from disttrain.terminal import duration, plain
 from disttrain.views.case import Case, Raw, Why, facts_of
 from disttrain.views.ended import why_failed, why_succeeded
+from disttrain.views.nodes import has_no_node, no_node_has
 from disttrain.views.running import why_running
 from disttrain.views.waiting import is_suspending, why_held, why_restarting, why_suspended, why_waiting_for_a_pod
 from disttrain_api.moved import carried_over
@@ -21,12 +22,15 @@ UNSEEN_SECONDS = 15
 """After which a job that no operator has looked at is one that none looks at."""
 
 
-def why(job: RemoteJob, pods: Sequence[Raw], events: Sequence[Raw], now: datetime) -> Why:
+def why(job: RemoteJob, pods: Sequence[Raw], events: Sequence[Raw], now: datetime, nodes: Sequence[Raw] = ()) -> Why:
     """Return why the job is where it is.
 
-    pods: of all its attempts. events: on the job, and on the pods that have not started, oldest first.
+    pods: of all its attempts. events: on the job, and on the pods that have not started, oldest first. nodes: those of
+    the cluster, where a pod has none and they may be read.
     """
-    case = Case(job, [fact for fact in map(facts_of, pods) if fact is not None], events, now)
+    unplaced = next((pod for pod in pods if has_no_node(pod)), None)
+    misfit = no_node_has(unplaced, nodes) if unplaced is not None else (None, None)
+    case = Case(job, [fact for fact in map(facts_of, pods) if fact is not None], events, now, misfit)
     if job.holds(ConditionType.COMPLETE):
         return why_succeeded(case)
     return why_failed(case) if job.holds(ConditionType.FAILED) else _of_a_living_job(case)

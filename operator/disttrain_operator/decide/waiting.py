@@ -12,6 +12,7 @@ from disttrain_operator.decide.gang import QUEUES, Gang
 from disttrain_operator.decide.observed import CreateProblem, PodFacts
 from disttrain_operator.decide.pod_events import PULLING
 from disttrain_operator.decide.pulls import REASON, REASONS, why_not_pulled
+from disttrain_operator.decide.refusals import what_to_do_about_refusal, what_to_do_about_scheduling
 from disttrain_operator.decide.volumes import of_volume
 
 # Most starts are over by then, image and all.
@@ -31,7 +32,6 @@ _ADVICE = {
     " is released within minutes",
     "FailedCreatePodSandBox": "it is the node's network or container runtime: tell the cluster's administrator, or"
     " keep the job off that node",
-    Reason.UNSCHEDULABLE: "wait for room, or ask for fewer or smaller pods",
     Reason.QUOTA_EXCEEDED: "raise the namespace's quota or ask for less",
     Reason.NOT_INSTALLED: "install it, or choose another `gangScheduler` in schedulingPolicy",
     Reason.OPERATOR_FORBIDDEN: "give the operator's service account this right",
@@ -111,7 +111,10 @@ def _of_problem(gang: Gang) -> tuple[str, str]:
     elif problem.reason == Reason.FORBIDDEN and "failed quota" in problem.message:
         # A full quota has a reason of its own: this one counts what the pod does not say.
         advice = _UNSPECIFIED
-    return problem.reason, _advise(advice, f"{problem.kind} {problem.name}{others}: {problem.message}")
+    sentence = f"{problem.kind} {problem.name}{others}: {problem.message}"
+    if advice == Reason.FORBIDDEN and (known := what_to_do_about_refusal(problem.message)) is not None:
+        return problem.reason, continued(sentence, known)
+    return problem.reason, _advise(advice, sentence)
 
 
 def _is_about_ids(problem: CreateProblem, spec: JobSpec) -> bool:
@@ -140,6 +143,10 @@ def _of_pod(gang: Gang, pod: PodFacts, count: int) -> tuple[str, str]:
     if reason == Reason.UNSCHEDULABLE and (volume := of_volume(pod, gang.spec, pod.waiting.message)) is not None:
         return Reason.VOLUME_NOT_BOUND, f"{subject}: {volume}"
     detail = pod.waiting.message.strip()
+    if reason == Reason.UNSCHEDULABLE:
+        return reason, continued(
+            f"{subject}: {detail[:500]}" if detail else subject, what_to_do_about_scheduling(detail)
+        )
     return reason, _advise(reason, f"{subject}: {detail[:500]}" if detail else subject)
 
 

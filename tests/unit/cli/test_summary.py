@@ -126,5 +126,6 @@ def test_failure_is_a_block_with_lines_of_the_failed_rank(tmp_path: Path, monkey
         "  rank 1 exited with code 81: no file",
         "  last lines of its log:",
         "    [rank 1] no file",
+        "  what to do: Make the data available to every pod (a volume, or the image), or correct the path",
         f"  log: run/logs/{POD}.log",
     ]

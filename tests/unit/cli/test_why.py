@@ -35,7 +35,7 @@ def held(reason: str, message: str = "the sentence of the operator", **more: Any
     return {"attempt": 1, "attempts": attempts, "conditions": [a_condition("Running", "False", reason, message)]} | more
 
 
-def failed(reason: str, **verdict: Any) -> dict[str, Any]:
+def failed(reason: str, /, **verdict: Any) -> dict[str, Any]:
     ended = {"reason": reason, "message": "rank 0 did it", **verdict}
     return {
         "attempt": 1,
@@ -197,6 +197,24 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
     ("spec", failed("InvalidSpec"), {}, ["InvalidSpec"], ["disttrain validate"]),
     ("deadline", failed("DeadlineExceeded"), {}, ["(DeadlineExceeded)"], ["activeDeadlineSeconds"]),
     ("nan", failed("NonFiniteLoss"), {}, ["NonFiniteLoss"], ["learning rate"]),
+    (
+        "no program",
+        failed("RankFailed", exitCode=127, message="its command was not found"),
+        {},
+        [],
+        ["Correct the command"],
+    ),
+    ("no module", failed("RankFailed", message="ModuleNotFoundError (its log"), {}, [], ["Put the module"]),
+    ("crash", failed("RankFailed", signal=11, exitCode=139), {}, [], ["native code", "PYTHONFAULTHANDLER=1"]),
+    ("killed", failed("RankFailed", signal=9, exitCode=137), {}, [], ["Find out what killed it"]),
+    ("exception", failed("RankFailed", exitCode=1), {}, [], ["Correct the program"]),
+    (
+        "an init container, used up",
+        failed("RestartsExhausted", reason="InitContainerFailed", **{"class": "Program"}),
+        {},
+        [],
+        ["Correct the named init container", "submit the job again"],
+    ),
 ]
 
 
@@ -314,6 +332,39 @@ def test_a_start_that_takes_several_attempts_has_one_end() -> None:
     )
     assert "If it does not run within 25m it fails (startingDeadlineSeconds: 1800)." in found.paragraph
     assert found.todo == ("`kubectl get nodes` and `disttrain doctor` show what the cluster has",)
+
+
+def a_node(labels: dict[str, str], **allocatable: str) -> dict[str, Any]:
+    resources = {"cpu": "8", "memory": "64Gi", "pods": "110"} | allocatable
+    return {"metadata": {"name": "node1", "labels": labels}, "status": {"allocatable": resources}}
+
+
+GPU = "nvidia.com/gpu"
+NODES = [a_node({"pool": "cpu"}), a_node({"pool": "v100"}, **{GPU: "4"})]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "selector", "asked", "says", "does"),
+    [
+        (NODES, {"pool": "a100"}, {}, "no node has the label pool=a100, only cpu, v100", "`nodeSelector`"),
+        (NODES, {"zone": "b"}, {}, "no node has the label zone=b.", "`nodeSelector`"),
+        (NODES[:1], {}, {GPU: "8"}, "a pod asks for 8 nvidia.com/gpu, and no node has any", "device plugin"),
+        (NODES, {}, {GPU: "8"}, "a pod asks for 8 nvidia.com/gpu, and the largest node has 4", "less per pod"),
+        (NODES, {}, {"memory": "1Ti"}, "a pod asks for 1Ti memory, and the largest node has 64Gi", "less per pod"),
+        (NODES, {"pool": "v100"}, {GPU: "4"}, None, None),
+        ([], {"pool": "a100"}, {GPU: "8"}, None, None),
+        ([{}], {"pool": "a100"}, {GPU: "8"}, None, None),
+    ],
+)
+def test_what_no_node_has_is_named_since_waiting_does_not_help(nodes, selector, asked, says, does) -> None:
+    pod = a_raw_pod(a_job())
+    pod["spec"] = {"nodeSelector": selector, "containers": [{"name": "trainer", "resources": {"requests": asked}}]}
+    pod["status"] = {"phase": "Pending"}
+    found = why(RemoteJob(a_raw_job(status=held("Unschedulable"))), [pod], [], LATER, nodes)
+    assert ("Waiting alone does not help" in found.paragraph) is (says is not None)
+    if says is not None:
+        assert says in found.paragraph
+        assert does in found.todo[0]
 
 
 def test_a_silent_node_is_named() -> None:
