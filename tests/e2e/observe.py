@@ -1,5 +1,8 @@
 """What the tests ask of a job."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 from tests.e2e.kubectl import Kubectl
@@ -16,6 +19,15 @@ for _ in $(seq 60); do
     sleep 0.5
 done
 """
+
+
+def disttrain(kubectl: Kubectl, *arguments: str) -> str:
+    """Standard output of the command in the test's namespace."""
+    command = [sys.executable, "-m", "disttrain.main", *arguments, "-n", kubectl.namespace]
+    environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, f"disttrain {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
 
 
 def checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:

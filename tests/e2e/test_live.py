@@ -1,26 +1,13 @@
 """A job looked at while it runs, by kubectl and by the command; tasks of one's own from the examples."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from disttrain import Client, train
 from disttrain_api.names import CHECKPOINT_REQUEST
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, example, long_job
-from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict
+from tests.e2e.observe import disttrain, end_soon, first_step, pod, train_until_a_checkpoint, verdict
 from tests.waiting import GENEROUS
-
-
-def disttrain(kubectl: Kubectl, *arguments: str) -> str:
-    """Standard output of the command in the test's namespace."""
-    command = [sys.executable, "-m", "disttrain.main", *arguments, "-n", kubectl.namespace]
-    environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, f"disttrain {' '.join(arguments)}: {done.stderr}"
-    return done.stdout
 
 
 def test_a_job_is_seen_while_it_runs(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,387 @@
+"""Faults that users meet, each as the job that has it: how the cluster shows it, and what `disttrain why` must say."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.builders import merge
+from tests.e2e.conftest import TRAINER_IMAGE
+from tests.e2e.manifests import ONE_THREAD, STORAGE, job, program
+
+SLOT, QUOTA = "example.com/no-node-has-it", "example.com/quota"
+SHARED = "shared"
+"""A claim of which several jobs make use."""
+
+OBJECTS: list[dict[str, Any]] = [
+    {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {f"requests.{QUOTA}": "1"}},
+    },
+    {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}, "spec": {"ports": [{"port": 80}]}},
+    {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": SHARED},
+        "spec": STORAGE["volumeClaimTemplate"]["spec"] | {"accessModes": ["ReadWriteMany"]},
+    },
+]
+"""What stands in the namespace before the jobs."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A job that cannot do what it shall."""
+
+    manifest: dict[str, Any]
+    shown: tuple[str, str]
+    """Type and reason of the condition with which the operator shows it."""
+    says: tuple[str, ...]
+    """Of the cause."""
+    todo: tuple[str, ...]
+    """Of what to do."""
+    after: str = field(default="")
+    """The job that must have finished before this one is made."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return str(self.manifest["metadata"]["name"])
+
+
+PENDING, FAILED = "Running", "Failed"
+
+
+def sleeps(name: str, pod: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A program of one pod that would sleep. pod: laid over the pod's spec."""
+    made = program(name, "sleep 3600", TRAINER_IMAGE, replicas=1, **spec)
+    template = made["spec"]["workers"]["template"]
+    made["spec"]["workers"]["template"] = merge(template, {"spec": pod or {}})
+    return made
+
+
+def runs(name: str, script: str, **spec: Any) -> dict[str, Any]:
+    """A program of one pod that is not started again."""
+    return program(name, script, TRAINER_IMAGE, replicas=1, **merge({"runPolicy": {"maxRestarts": 0}}, spec))
+
+
+def trains(name: str, template: dict[str, Any] = ONE_THREAD, **spec: Any) -> dict[str, Any]:
+    """A training of one rank, with a few steps."""
+    base = {
+        "workers": {"replicas": 1, "template": template},
+        "runPolicy": {"maxRestarts": 1, "restartBackoffSeconds": 1},
+        "training": {
+            "model": {"name": "mlp"},
+            "data": {"name": "digits"},
+            "optimizer": {"name": "SGD", "learningRate": 0.1},
+            "steps": 5,
+            "globalBatchSize": 8,
+        },
+    }
+    return job(name, merge(base, spec))
+
+
+def volume(of: dict[str, Any]) -> dict[str, Any]:
+    """Spec of a pod whose program mounts a volume."""
+    return {"volumes": [{"name": "more"} | of], "containers": [_mounting("/more")]}
+
+
+def _mounting(path: str) -> dict[str, Any]:
+    mounts = [{"name": "more", "mountPath": path}]
+    return {"name": "trainer", "image": TRAINER_IMAGE, "command": ["sleep", "3600"], "volumeMounts": mounts}
+
+
+def _with(**container: Any) -> dict[str, Any]:
+    sleeping = {"name": "trainer", "image": TRAINER_IMAGE, "command": ["sleep", "3600"]}
+    return {"containers": [sleeping | container]}
+
+
+APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "labelSelector": {"matchLabels": {"disttrain.io/job-name": "too-far-apart"}},
+            }
+        ]
+    }
+}
+
+NOT_STARTED = [
+    Fault(
+        sleeps("no-image", _with(image="registry.invalid/team/train:1")),
+        (PENDING, "ImagePullBackOff"),
+        ('image "registry.invalid/team/train:1" cannot be pulled',),
+        ("check the registry's name",),
+    ),
+    Fault(
+        sleeps("image-not-loaded", _with(image="example.com/team/train:1", imagePullPolicy="Never")),
+        (PENDING, "ErrImageNeverPull"),
+        ("example.com/team/train:1", "not on the node"),
+        ("load it there or allow pulling",),
+    ),
+    Fault(
+        sleeps("image-misspelt", _with(image="Team/Train:1:2")),
+        (PENDING, "InvalidImageName"),
+        ("Team/Train:1:2",),
+        ("correct the image's name",),
+    ),
+    Fault(
+        sleeps("no-gpus", workers={"gpusPerPod": 8}),
+        (PENDING, "Unschedulable"),
+        ("nvidia.com/gpu", "no node"),
+        ("kubectl get nodes",),
+    ),
+    Fault(
+        sleeps("too-much-memory", workers={"resources": {"requests": {"memory": "100Ti"}}}),
+        (PENDING, "Unschedulable"),
+        ("memory",),
+        ("request fewer or smaller pods",),
+    ),
+    Fault(
+        sleeps("no-such-node", {"nodeSelector": {"pool": "a100"}}),
+        (PENDING, "Unschedulable"),
+        ("nodeSelector", "pool"),
+        ("kubectl get nodes --show-labels",),
+    ),
+    Fault(
+        sleeps("too-far-apart", {"affinity": APART}, workers={"replicas": 3}),
+        (PENDING, "Unschedulable"),
+        ("anti-affinity",),
+        ("affinity",),
+    ),
+    Fault(
+        sleeps("over-quota", workers={"replicas": 2, "resources": {"limits": {QUOTA: 1}}}),
+        (PENDING, "QuotaExceeded"),
+        ("exceeded quota: small", QUOTA),
+        ("quota",),
+    ),
+    Fault(
+        sleeps("privileged", _with(securityContext={"privileged": True}), runPolicy={"podSecurity": "Template"}),
+        (PENDING, "Forbidden"),
+        ('violates PodSecurity "restricted:latest"', "privileged"),
+        ("Pod Security",),
+    ),
+    Fault(
+        sleeps("no-secret", _with(envFrom=[{"secretRef": {"name": "tokens"}}])),
+        (PENDING, "CreateContainerConfigError"),
+        ('secret "tokens" not found',),
+        ("Secret",),
+    ),
+    Fault(
+        sleeps("no-config-map", volume({"configMap": {"name": "settings"}})),
+        (PENDING, "FailedMount"),
+        ('configmap "settings" not found',),
+        ("volumes",),
+    ),
+    Fault(
+        sleeps("no-claim", storage={"claimName": "absent"}),
+        (PENDING, "VolumeNotBound"),
+        ('PersistentVolumeClaim "absent" does not exist',),
+        ("make it",),
+    ),
+    Fault(
+        sleeps(
+            "no-storage-class", storage=merge(STORAGE, {"volumeClaimTemplate": {"spec": {"storageClassName": "x"}}})
+        ),
+        (PENDING, "VolumeNotBound"),
+        ("has no volume yet",),
+        ("kubectl describe pvc",),
+    ),
+    Fault(
+        sleeps("no-account", {"serviceAccountName": "trainer"}),
+        (PENDING, "Forbidden"),
+        ('serviceaccount "trainer" not found',),
+        ("service account",),
+    ),
+    Fault(
+        sleeps("no-priority", {"priorityClassName": "urgent"}),
+        (PENDING, "Forbidden"),
+        ("no PriorityClass with name urgent was found",),
+        ("kubectl get priorityclasses",),
+    ),
+    Fault(
+        sleeps("no-runtime", {"runtimeClassName": "nvidia"}),
+        (PENDING, "Forbidden"),
+        ('RuntimeClass "nvidia" not found',),
+        ("kubectl get runtimeclasses",),
+    ),
+    Fault(
+        sleeps("taken"),
+        (PENDING, "NameConflict"),
+        ("Service taken",),
+        ("another name",),
+    ),
+    Fault(
+        sleeps("no-queue", runPolicy={"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "research"}}),
+        (PENDING, "QueueNotServed"),
+        ("queue research", "Kueue does not manage them"),
+        ("remove the queue's name",),
+    ),
+    Fault(
+        sleeps("no-gate", runPolicy={"schedulingPolicy": {"gangScheduler": "Gate"}}),
+        (FAILED, "GateOff"),
+        ("gate",),
+        ("another `gangScheduler`",),
+    ),
+    Fault(
+        sleeps("suspended", suspend=True),
+        ("Suspended", "Suspended"),
+        ("spec.suspend is true",),
+        ("disttrain resume suspended",),
+    ),
+    Fault(
+        sleeps("late", _with(envFrom=[{"secretRef": {"name": "tokens"}}]), runPolicy={"startingDeadlineSeconds": 20}),
+        (FAILED, "CreateContainerConfigError"),
+        ('secret "tokens" not found',),
+        ("Secret",),
+    ),
+]
+"""Whose pods are not there, or do not start."""
+
+PROGRAMS = [
+    Fault(
+        runs("memory", "exec python3 -c 'x = bytes(1) * 2**30'", workers={"resources": {"limits": {"memory": "64Mi"}}}),
+        (FAILED, "RestartsExhausted"),
+        ("ran out of memory and was killed (memory limit 64Mi)",),
+        ("Raise the container's memory limit",),
+    ),
+    Fault(
+        runs("raises", """exec python3 -c 'raise KeyError("label")'"""),
+        (FAILED, "RestartsExhausted"),
+        ("exited with code 1", "KeyError", "It said: KeyError: 'label'"),
+        ("Correct the program",),
+    ),
+    Fault(
+        runs("no-module", "exec python3 -c 'import flash_attention'"),
+        (FAILED, "RestartsExhausted"),
+        ("ModuleNotFoundError", "No module named 'flash_attention'"),
+        ("Put the module into the image",),
+    ),
+    Fault(
+        runs("no-script", "exec python3 /app/train.py"),
+        (FAILED, "RestartsExhausted"),
+        ("exited with code 2", "can't open file '/app/train.py'"),
+        ("Correct the program",),
+    ),
+    Fault(
+        sleeps("no-program", _with(command=["trainn"]), runPolicy={"maxRestarts": 0}),
+        (FAILED, "RestartsExhausted"),
+        ('"trainn"', "executable file not found"),
+        ("Correct the command",),
+    ),
+    Fault(
+        runs("not-found", "trainn --steps 5"),
+        (FAILED, "RestartsExhausted"),
+        ("exited with code 127", "trainn"),
+        ("Correct the command",),
+    ),
+    Fault(
+        runs("killed", "exec python3 -c 'import os; os.kill(os.getpid(), 9)'"),
+        (FAILED, "RestartsExhausted"),
+        ("killed by signal 9",),
+        ("Find out what",),
+    ),
+    Fault(
+        runs("crashes", "exec python3 -c 'import ctypes; ctypes.string_at(0)'"),
+        (FAILED, "RestartsExhausted"),
+        ("killed by signal 11",),
+        ("native code",),
+    ),
+    Fault(
+        sleeps(
+            "init",
+            {
+                "initContainers": [
+                    {"name": "fetch", "image": TRAINER_IMAGE, "command": ["sh", "-c", "echo no such bucket; exit 42"]}
+                ]
+            },
+            runPolicy={"maxRestarts": 0},
+        ),
+        (FAILED, "RestartsExhausted"),
+        ("init container fetch", "exited with code 42", "It said: no such bucket"),
+        ("Correct the named init container",),
+    ),
+    Fault(
+        sleeps("deadline", activeDeadlineSeconds=15),
+        (FAILED, "DeadlineExceeded"),
+        ("activeDeadlineSeconds (15",),
+        ("Raise `spec.activeDeadlineSeconds`",),
+    ),
+    Fault(
+        runs(
+            "too-much-disk",
+            "head -c 40M /dev/zero > /more/file; sleep 3600",
+            workers={
+                "template": {
+                    "spec": {
+                        "volumes": [{"name": "more", "emptyDir": {"sizeLimit": "1Mi"}}],
+                        "containers": [
+                            _mounting("/more")
+                            | {"command": ["sh", "-c", "head -c 40M /dev/zero > /more/f; sleep 3600"]}
+                        ],
+                    }
+                }
+            },
+        ),
+        (FAILED, "RestartsExhausted"),
+        ("was evicted for using more storage than it may", "1Mi"),
+        ("Raise the named limit",),
+    ),
+]
+"""Whose programs end as they should not."""
+
+TRAININGS = [
+    Fault(
+        trains("no-model", training={"model": {"name": None, "entrypoint": "my_models:Large"}}),
+        (FAILED, "EntrypointNotImportable"),
+        ("`training.model.entrypoint`", "No module named 'my_models'"),
+        ("Put the module into the image",),
+    ),
+    Fault(
+        trains(
+            "no-data", training={"model": {"name": "gpt"}, "data": {"name": "text", "config": {"paths": ["/data/a"]}}}
+        ),
+        (FAILED, "DataNotFound"),
+        ("/data/a",),
+        ("Make the data available to every pod",),
+    ),
+    Fault(
+        trains("not-finite", training={"optimizer": {"learningRate": 1e30}}),
+        (FAILED, "NonFiniteLoss"),
+        ("the loss of step 2 is nan",),
+        ("Lower the learning rate",),
+    ),
+    Fault(
+        trains("does-not-fit", training={"model": {"config": {"hiddenSizes": [100_000, 100_000]}}}),
+        (FAILED, "InvalidConfiguration"),
+        ("memory",),
+        ("Correct the manifest",),
+    ),
+    Fault(
+        trains("odd-heads", training={"model": {"name": "gpt", "config": {"heads": 3}}, "data": {"name": "text"}}),
+        (FAILED, "InvalidSpec"),
+        ("heads",),
+        ("Correct the manifest",),
+    ),
+    Fault(
+        trains("first", storage={"claimName": SHARED}, training={"checkpoint": {"folder": "kept", "interval": 5}}),
+        ("Complete", "WorkersSucceeded"),
+        ("first succeeded", "5 steps"),
+        (),
+    ),
+    Fault(
+        trains(
+            "other-model",
+            storage={"claimName": SHARED},
+            training={"checkpoint": {"folder": "kept", "interval": 5}, "model": {"config": {"hiddenSizes": [7]}}},
+        ),
+        (FAILED, "CheckpointMismatch"),
+        ("hiddenSizes",),
+        ("`training.checkpoint.folder`",),
+        after="first",
+    ),
+]
+"""Whose training ends."""
+
+FAULTS = [*NOT_STARTED, *PROGRAMS, *TRAININGS]
