@@ -229,7 +229,6 @@ class Reason(StrEnum):
     MANAGED_ELSEWHERE = "ManagedElsewhere"
     INVALID_POD = "InvalidPod"
     NAME_CONFLICT = "NameConflict"
-    CLAIM_NOT_FOUND = "ClaimNotFound"
     CREATE_FAILED = "CreateFailed"
     NOT_SUSPENDED = "NotSuspended"
     SUSPENDING = "Suspending"

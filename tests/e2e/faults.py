@@ -96,6 +96,24 @@ def _with(**container: Any) -> dict[str, Any]:
     return {"containers": [sleeping | container]}
 
 
+def damages(folder: str, copy: str) -> dict[str, Any]:
+    """Template with an init container that copies a folder of the shared claim, and spoils the checkpoints in it."""
+    script = f"cp -r /all/{folder} /all/{copy} && for one in /all/{copy}/step-*/*.distcp; do echo spoilt > $one; done"
+    mounts = [{"name": "more", "mountPath": "/all"}]
+    spoil = {"name": "spoil", "image": TRAINER_IMAGE, "command": ["sh", "-c", script], "volumeMounts": mounts}
+    volumes = [{"name": "more", "persistentVolumeClaim": {"claimName": SHARED}}]
+    return merge(ONE_THREAD, {"spec": {"initContainers": [spoil], "volumes": volumes}})
+
+
+def small_memory(path: str) -> dict[str, Any]:
+    """Spec of a pod that has 1 MiB of memory as a folder of its trainer."""
+    container = ONE_THREAD["spec"]["containers"][0] | {"volumeMounts": [{"name": "more", "mountPath": path}]}
+    return {
+        "volumes": [{"name": "more", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
+        "containers": [container],
+    }
+
+
 APART = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -380,6 +398,32 @@ TRAININGS = [
         ("hiddenSizes",),
         ("`training.checkpoint.folder`",),
         after="first",
+    ),
+    Fault(
+        trains(
+            "damaged",
+            damages("kept", "damaged"),
+            storage={"claimName": SHARED},
+            training={"checkpoint": {"folder": "damaged", "interval": 5}, "steps": 10},
+        ),
+        (FAILED, "CheckpointBroken"),
+        ("/checkpoints/damaged/step-5",),
+        ("Remove the damaged checkpoint's folder",),
+        after="first",
+    ),
+    Fault(
+        trains(
+            "full",
+            merge(ONE_THREAD, {"spec": small_memory("/checkpoints/full")}),
+            storage={"claimName": SHARED},
+            training={
+                "checkpoint": {"folder": "full", "interval": 2},
+                "model": {"config": {"hiddenSizes": [4000, 4000]}},
+            },
+        ),
+        (FAILED, "StorageFull"),
+        ("No space left",),
+        ("Free or enlarge the storage",),
     ),
 ]
 """Whose training ends."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from disttrain_api import manifest
+from disttrain_api.names import ExitCode, Reason, exit_reason
 from tests.documented import documented_jobs
 from tools.cluster.paths import REPOSITORY
 from tools.documentation import outside_pages, relinked
@@ -77,3 +78,10 @@ def test_every_example_is_on_the_page_of_examples() -> None:
 def test_every_job_of_the_documentation_is_valid(page: str, text: str) -> None:
     """As `disttrain validate` finds it; tests/integration/test_crd.py asks an API server as well."""
     assert manifest.parse(text, page).kind == "DistTrainingJob"
+
+
+def test_every_reason_is_on_the_page_of_failures() -> None:
+    page = (REPOSITORY / "docs" / "failures.md").read_text()
+    section = page[page.index("## Every reason") :]
+    reasons = {*map(str, Reason), *map(exit_reason, ExitCode)}
+    assert {reason for reason in reasons if f"`{reason}`" not in section} == set()

@@ -63,7 +63,6 @@ PENDING: dict[str, str] = {
     "Queued": "`kubectl get workloads -n {namespace}` shows Kueue's reason and the place in the queue",
     "QueueNotServed": "Ask an administrator for Kueue in this namespace, or remove the queue's name",
     "VolumeNotBound": "`kubectl describe pvc -n {namespace}` shows what the claim waits for",
-    "ClaimNotFound": "Create the PersistentVolumeClaim, or name another in `storage.claimName`",
     "ManagedElsewhere": "Look at the controller that `spec.managedBy` names",
     "OperatorForbidden": "Ask an administrator to grant the operator this right; the chart's own roles include it",
     "OperatorError": "Report it, with the operator's log (`kubectl logs -n disttrain deploy/disttrain`)",
