@@ -162,6 +162,8 @@ class RankReport(_Report):
     total_steps: _Steps = 0
     loss: _Number = None
     samples_per_second: _Number = None
+    loading_share: Annotated[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None, _OrNone] = None
+    """The part of the time of the last logged steps in which the rank waited for samples."""
     remaining_seconds: Annotated[_Seconds | None, _OrNone] = None
     """Until the last step, at the pace since training began or resumed."""
     skipped_steps: _Steps | None = None

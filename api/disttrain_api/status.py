@@ -98,6 +98,8 @@ class Progress(StatusModel):
     """Training loss of the last logged step, averaged over all ranks."""
     samples_per_second: float | None = None
     """Samples of all ranks per second, over the last logged steps."""
+    loading_percent: int | None = None
+    """Share of that time in which the rank waited for samples."""
     skipped_steps: int | None = None
     """Steps of which `training.skipSteps` made no update."""
     metrics: list[Metric] = []

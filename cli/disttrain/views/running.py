@@ -1,5 +1,7 @@
 """How a job runs, and what is wrong with its ranks. Pure."""
 
+from collections.abc import Mapping
+
 from disttrain.terminal import plain
 from disttrain.views.case import (
     Case,
@@ -18,6 +20,8 @@ from disttrain_api.status import ConditionType
 from disttrain_api.times import parse_time
 
 STALE_SECONDS = 600
+SLOW_DATA_PERCENT = 30
+"""Of a step: a rank that waits so long for samples is named as one whose data are slow."""
 _MANY_RESTARTS = 3
 
 
@@ -26,7 +30,7 @@ def why_running(case: Case) -> Why:
     begun = case.since(case.attempt.running_time) if case.attempt is not None else "?"
     sentences = [f"{job.name} runs since {begun} in attempt {status.attempt}: all of its {pods_of(job)} run."]
     todo: list[str] = []
-    of_ranks = _hanging_rank, _slow_rank
+    of_ranks = _hanging_rank, _slow_rank, _slow_data
     for check in (_silent_nodes, *of_ranks, pods_replaced, _restarted_in_place, _often_restarted, _progress):
         text, advice = check(case)
         sentences += [text] if text else []
@@ -55,6 +59,18 @@ def _slow_rank(case: Case) -> Finding:
     return f"{capital(plain(slow.message))}.", (
         "Look at that node (temperature and clock of its GPUs, other programs, its disk), and at whether this rank gets"
         " larger samples than others"
+    )
+
+
+def _slow_data(case: Case) -> Finding:
+    progress, training = case.job.status.progress, (case.job.raw.get("spec") or {}).get("training")
+    percent = progress.loading_percent if progress is not None else None
+    if percent is None or percent < SLOW_DATA_PERCENT:
+        return None, None
+    workers = training.get("dataWorkers", 0) if isinstance(training, Mapping) else 0
+    return f"Its data are slow: rank 0 waits for samples in {percent} % of a step.", (
+        f"Let more processes read samples ahead (`training.dataWorkers`, now {plain(str(workers))}), keep the data nearer"
+        " to the pods, or do less per sample"
     )
 
 

@@ -68,6 +68,7 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         # As kubectl prints it: in full it is wider than all other columns.
         loss=None if report.loss is None else float(f"{report.loss:.6g}"),
         samples_per_second=report.samples_per_second,
+        loading_percent=None if report.loading_share is None else round(100 * report.loading_share),
         skipped_steps=report.skipped_steps,
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
         evaluation_failure=report.evaluation_failure,

@@ -163,6 +163,13 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
         ["Look at that node"],
     ),
     (
+        "slow data",
+        runs(progress=progress(loadingPercent=83)),
+        {},
+        ["Its data are slow: rank 0 waits for samples in 83 % of a step."],
+        ["`training.dataWorkers`, now 0"],
+    ),
+    (
         "a rank that seems to hang",
         runs(conditions=[*runs()["conditions"], a_condition("HangSuspected", "True", "HangSuspected", "rank 3 is so")]),
         {},
@@ -365,6 +372,11 @@ def test_what_no_node_has_is_named_since_waiting_does_not_help(nodes, selector, 
     if says is not None:
         assert says in found.paragraph
         assert does in found.todo[0]
+
+
+def test_data_that_are_fast_enough_are_not_named() -> None:
+    found = why(RemoteJob(a_raw_job(status=runs(progress=progress(loadingPercent=29)))), [], [], LATER)
+    assert "slow" not in found.paragraph
 
 
 def test_a_silent_node_is_named() -> None:

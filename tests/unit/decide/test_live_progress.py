@@ -38,11 +38,16 @@ def progress(world: World) -> Progress:
 
 def test_a_job_that_runs_says_its_step_its_loss_and_the_time_that_is_left() -> None:
     world = a_running_world()
-    with_live(world, live_of(world, a_report(5, loss=2.0687743425369263, samples_per_second=10.0, skipped_steps=2)))
+    with_live(
+        world,
+        live_of(
+            world, a_report(5, loss=2.0687743425369263, samples_per_second=10.0, skipped_steps=2, loading_share=0.832)
+        ),
+    )
     seen = progress(world)
     assert (seen.step, seen.total_steps, seen.loss, seen.samples_per_second) == (5, 100, 2.06877, 10.0)
     assert (seen.phase, seen.remaining_seconds, seen.remaining) == ("Training", 5400, "1h30m")
-    assert seen.skipped_steps == 2
+    assert (seen.skipped_steps, seen.loading_percent) == (2, 83)
     with_live(world, None)
     assert progress(world) == seen, "an agent that does not answer takes nothing away"
 

@@ -28,7 +28,7 @@ def test_all_ranks_report_the_same(digits):
     _, (first, second) = digits
     assert first.report.done
     assert first.report.step == first.report.total_steps == STEPS
-    same = {"rank", "samples_per_second"}
+    same = {"rank", "samples_per_second", "loading_share"}
     assert first.report.model_dump(exclude=same) == second.report.model_dump(exclude=same)
 
 
@@ -60,6 +60,8 @@ def test_metrics_have_torchtitans_names(digits):
     assert all(line.keys() == keys for line in steps)
     assert steps[-1]["loss_metrics/global_avg_loss"] == ranks[0].report.loss
     assert steps[-1]["throughput(sps)"] == ranks[0].report.samples_per_second
+    waited, whole = (steps[-1][f"time_metrics/{name}(s)"] for name in ("data_loading", "end_to_end"))
+    assert ranks[0].report.loading_share == pytest.approx(waited / whole)
     assert lines[-1]["validation_metrics/accuracy"] == ranks[0].report.metrics["accuracy"]
 
 

@@ -24,6 +24,7 @@ from disttrain_trainer.runtime.mesh import World
 
 METRICS_FILE = "metrics.jsonl"
 THROUGHPUT = "throughput(sps)"
+WHOLE, LOADING = "time_metrics/end_to_end(s)", "time_metrics/data_loading(s)"
 """Samples of all ranks per second, over the steps since the line before: what the bar, the plot and the status show."""
 
 
@@ -163,6 +164,7 @@ class Metrics:
             **({"loss": loss} if math.isfinite(loss) else {}),
             **({} if skipped is None else {"skipped_steps": skipped}),
             samples_per_second=values[THROUGHPUT],
+            loading_share=min(1.0, values[LOADING] / values[WHOLE]) if values[WHOLE] > 0 else None,
             remaining_seconds=max(0, self.last_step - step) * seconds / self.count,
             slow_rank=self._slow_rank(now - self.logged),
         )
@@ -230,8 +232,8 @@ class Metrics:
             # As torchtitan has it, which knows no samples: of one rank.
             **({} if tokens is None else {"throughput(tps)": tokens / seconds / self.ranks}),
             **utilisation(flops, seconds, self.devices, self.peak_flops),
-            "time_metrics/end_to_end(s)": seconds / len(self.results),
-            "time_metrics/data_loading(s)": sum(one.loading_seconds for one in self.results) / len(self.results),
+            WHOLE: seconds / len(self.results),
+            LOADING: sum(one.loading_seconds for one in self.results) / len(self.results),
             memory: gib,
             **self.reduction.figures(self.results),
         }
