@@ -2,10 +2,11 @@
 
 from disttrain.terminal import duration, plain
 from disttrain.views.advice import advice_on
-from disttrain.views.case import Case, Why, filled, last_verdict, log_commands, of_class, words_of
+from disttrain.views.case import Case, Why, capital, filled, last_verdict, log_commands, of_class, words_of
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
 from disttrain_api.times import parse_time
+from disttrain_operator.decide.advice import split
 
 
 def why_failed(case: Case) -> Why:
@@ -15,7 +16,8 @@ def why_failed(case: Case) -> Why:
     verdict, number = last_verdict(case)
     after = f" in attempt {status.attempt}" if status.attempt else " before its first attempt"
     when = f" {case.since(status.completion_time)} ago" if status.completion_time else ""
-    sentences = [f"{job.name} failed{when}{after} ({plain(reason)}): {plain(message).rstrip('.')}."]
+    what, advised = split(message)
+    sentences = [f"{job.name} failed{when}{after} ({plain(reason)}): {plain(what).rstrip('.')}."]
     sentences += words_of(case, verdict)
     if verdict is not None and verdict.reason == reason:
         sentences += of_class(verdict)
@@ -25,7 +27,7 @@ def why_failed(case: Case) -> Why:
         sentences.append(
             f"Its last checkpoint, of step {status.checkpoint.step}, is kept at {plain(status.checkpoint.path)}."
         )
-    todo = [filled(advice, job) for advice in advice_on(reason, verdict)]
+    todo = [*map(capital, advised), *(filled(advice, job) for advice in advice_on(reason, verdict))]
     return Why(" ".join(sentences), tuple(todo), log_commands(case, number, verdict))
 
 

@@ -54,10 +54,10 @@ def _amounts(spec: Raw, nodes: Sequence[Raw]) -> Iterator[tuple[str, str]]:
         most = max(one.get(resource, 0) for one in allocatable)
         if wanted <= most:
             continue
-        name, asked = plain(resource), spell(resource, wanted)
+        name, asked = plain(resource), _spelt(resource, wanted)
         if most:
             yield (
-                f"a pod asks for {asked} {name}, and the largest node has {spell(resource, most)}",
+                f"a pod asks for {asked} {name}, and the largest node has {_spelt(resource, most)}",
                 "Ask for less per pod, and for more pods where that makes up for it, or have larger nodes added",
             )
         else:
@@ -65,3 +65,8 @@ def _amounts(spec: Raw, nodes: Sequence[Raw]) -> Iterator[tuple[str, str]]:
                 f"a pod asks for {asked} {name}, and no node has any",
                 f"Run the job where nodes have {name}, have its device plugin installed, or do not ask for it",
             )
+
+
+def _spelt(resource: str, value: int) -> str:
+    """Return a quantity for people: of bytes that are no whole number of Gi, one decimal place."""
+    return f"{value / 2**30:.1f}Gi" if value > 2**30 and value % 2**30 else spell(resource, value)

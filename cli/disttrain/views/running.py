@@ -67,10 +67,10 @@ def _slow_data(case: Case) -> Finding:
     percent = progress.loading_percent if progress is not None else None
     if percent is None or percent < SLOW_DATA_PERCENT:
         return None, None
-    workers = training.get("dataWorkers", 0) if isinstance(training, Mapping) else 0
+    now = plain(str(training.get("dataWorkers", 0) if isinstance(training, Mapping) else 0))
     return f"Its data are slow: rank 0 waits for samples in {percent} % of a step.", (
-        f"Let more processes read samples ahead (`training.dataWorkers`, now {plain(str(workers))}), keep the data nearer"
-        " to the pods, or do less per sample"
+        f"Let more processes read samples ahead (`training.dataWorkers`, now {now}), keep the data nearer to the pods,"
+        " or do less per sample"
     )
 
 
@@ -104,6 +104,8 @@ def _often_restarted(case: Case) -> Finding:
 def _progress(case: Case) -> Finding:
     progress = case.job.status.progress
     if progress is None:
+        if "training" not in (case.job.raw.get("spec") or {}) and "progress" not in (case.job.raw.get("spec") or {}):
+            return "Its program is its own, and what it does is in its log alone.", None
         return "Its ranks have not reported a step yet; the log shows where they are.", None
     age = f"heard of {case.since(progress.update_time)} ago"
     known = f"The last step that is known is {progress.step} of {progress.total_steps}, {age}"

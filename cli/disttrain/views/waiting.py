@@ -24,9 +24,11 @@ from disttrain.views.case import (
 )
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType
+from disttrain_operator.decide.advice import split
 from disttrain_operator.decide.attempt_history import start_must_end_at, why_never_started
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.pod_events import PULLING
+from disttrain_operator.decide.refusals import NO_ROOM
 
 
 def why_held(case: Case, reason: str, message: str) -> Why:
@@ -37,15 +39,24 @@ def why_held(case: Case, reason: str, message: str) -> Why:
     if reason == Reason.WAITING_FOR_OLD_PODS:
         return _old_pods(case)
     since = case.since(case.attempt.start_time) if case.attempt is not None else None
-    sentences = [f"{name} is pending" + (f" since {since}" if since else "") + f" ({plain(reason)}): {plain(message)}."]
+    what, todo = _advised(case, reason, message)
+    sentences = [f"{name} is pending" + (f" since {since}" if since else "") + f" ({plain(reason)}): {plain(what)}."]
     sentences += _deadline(case, reason)
-    advice = PENDING.get(reason)
     if reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_ROOM):
         sentences.append(f"The job needs all of its {pods_of(job)} at once.")
-    misfit, remedy = case.misfit
-    sentences += [misfit] if misfit else []
-    todo = [*([remedy] if remedy else []), *([filled(advice, job)] if advice else [])]
+        sentences += [case.misfit[0]] if case.misfit[0] else []
     return Why(" ".join(sentences), tuple(todo), (f"disttrain events {name}", f"disttrain describe {name}"))
+
+
+def _advised(case: Case, reason: str, message: str) -> tuple[str, list[str]]:
+    """Return the operator's sentence without its advice, and what to do about that reason."""
+    what, todo = split(message)
+    if reason == Reason.UNSCHEDULABLE and case.misfit[1]:
+        # Room may become free, but none that would do.
+        todo = [case.misfit[1], *(advice for advice in todo if advice != NO_ROOM)]
+    if reason in PENDING and (not todo or reason == Reason.UNSCHEDULABLE):
+        todo.append(filled(PENDING[reason], case.job))
+    return what, [capital(advice) for advice in todo]
 
 
 def _deadline(case: Case, reason: str) -> Iterator[str]:
@@ -151,6 +162,7 @@ def why_restarting(case: Case) -> Why:
     sentences = [f"{job.name} is restarting: attempt {number} ended, because {because(verdict)}."]
     sentences += words_of(case, verdict)
     sentences += of_class(verdict)
+    waits: list[str] = []
     budget = case.run_policy.get("maxRestarts")
     if isinstance(budget, int) and status.restarts_since_checkpoint:
         sentences.append(
@@ -161,9 +173,8 @@ def why_restarting(case: Case) -> Why:
     elif running is not None and running.reason == Reason.WAITING_FOR_OLD_PODS:
         sentences.append(_old_pods(case).paragraph)
     elif running is not None and running.reason not in (Reason.WAITING_FOR_PODS, Reason.CREATING_PODS):
-        sentences.append(
-            f"Attempt {status.attempt} does not run yet ({plain(running.reason)}): {plain(running.message)}."
-        )
+        what, waits = _advised(case, running.reason, running.message)
+        sentences.append(f"Attempt {status.attempt} does not run yet ({plain(running.reason)}): {plain(what)}.")
         sentences += [case.misfit[0]] if case.misfit[0] else []
     else:
         started = sum(pod.program_started and pod.awaits_address is None for pod in case.current_pods)
@@ -171,7 +182,8 @@ def why_restarting(case: Case) -> Why:
     if verdict is not None and why_never_started(status) == verdict:
         sentences += _deadline(case, running.reason if running is not None else "")
     sentences.append(resumes_from(case))
-    return Why(" ".join(sentences), todo_of(verdict, job), log_commands(case, number, verdict))
+    todo = dict.fromkeys([*waits, *todo_of(verdict, job)])
+    return Why(" ".join(sentences), tuple(todo), log_commands(case, number, verdict))
 
 
 def why_waiting_for_a_pod(case: Case) -> Why:
@@ -179,8 +191,8 @@ def why_waiting_for_a_pod(case: Case) -> Why:
     job, running = case.job, case.job.condition(ConditionType.RUNNING)
     reason, message = (running.reason, running.message) if running is not None else ("", "")
     replaced, _ = pods_replaced(case)
-    sentences = [f"{job.name} is restarting within attempt {job.status.attempt}: {plain(message)}."]
+    what, todo = _advised(case, reason, message)
+    sentences = [f"{job.name} is restarting within attempt {job.status.attempt}: {plain(what)}."]
     sentences += [replaced] if replaced else []
     sentences.append(resumes_from(case))
-    todo = (filled(PENDING[reason], job),) if reason in PENDING else ()
-    return Why(" ".join(sentences), todo, (f"disttrain events {job.name}", f"disttrain describe {job.name}"))
+    return Why(" ".join(sentences), tuple(todo), (f"disttrain events {job.name}", f"disttrain describe {job.name}"))

@@ -24,7 +24,7 @@ def after_the_end(job: Job, observed: Observed, now: datetime) -> Decision:
     status = job.status
     if not any(pod.program_alive for pod in observed.pods):
         status = settle_counts(learn(status, observed, now))
-    cleaning = clean_pods(job.spec, observed, now)
+    cleaning = clean_pods(job.spec, observed, now, status.completion_time)
     ttl = job.spec.ttl_seconds_after_finished if job.spec is not None else None
     if ttl is None or job.status.completion_time is None:
         return Decision("Finished", "the job has finished", status, cleaning.actions, requeue_at=cleaning.requeue_at)

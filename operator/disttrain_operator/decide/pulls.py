@@ -49,6 +49,9 @@ _OF_THE_OPERATOR = (
 )
 
 
+EVERY_ADVICE = (*(advice for _, _, advice in _CAUSES), _UNKNOWN, _OF_THE_OPERATOR)
+
+
 def why_not_pulled(waiting: Waiting, spec: JobSpec) -> str:
     """The sentence on an image that a pod waits for, and what to do."""
     text = waiting.message.replace(waiting.image, "").lower()  # an image may be called anything

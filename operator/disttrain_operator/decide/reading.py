@@ -41,6 +41,7 @@ Raw = Mapping[str, Any]
 
 _MAX_MESSAGE = 1024
 _MAX_CONDITIONS = 100
+_NO_LOG = "Error on reading termination message from logs"
 _MAX_GRACE_SECONDS = 10**9
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
@@ -218,7 +219,7 @@ def _exit(raw: Raw, container: Raw, init_container: Raw | None) -> Exit | None:
             code=code if code or status.get("phase") != "Failed" or not pod_reason else None,
             signal=signal,
             reason=cut(pod_reason or terminated.get("reason") or "", MAX_REASON_LENGTH),
-            message=(terminated.get("message") or status.get("message") or "")[-MAX_TERMINATION_MESSAGE:],
+            message=(_last_words(terminated) or status.get("message") or "")[-MAX_TERMINATION_MESSAGE:],
             finished_at=parse_time(terminated.get("finishedAt")),
             init_container=name,
             memory_limit=memory_limit(raw, name) if terminated.get("reason") == Reason.OOM_KILLED else "",
@@ -229,6 +230,12 @@ def _exit(raw: Raw, container: Raw, init_container: Raw | None) -> Exit | None:
     if status.get("phase") == "Succeeded":
         return Exit(0, None, "Completed", "", None)
     return None
+
+
+def _last_words(terminated: Raw) -> str:
+    """Return what the container left; nothing where the kubelet says that it found no log of it."""
+    message = str(terminated.get("message") or "")
+    return "" if message.startswith(_NO_LOG) else message
 
 
 # Volcano's words for members of a gang that, as a whole, has no room.

@@ -57,6 +57,9 @@ _OF_ADMISSION: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
+EVERY_ADVICE = tuple(advice for _, advice in (*_OF_SCHEDULER, *_OF_ADMISSION))
+
+
 def what_to_do_about_scheduling(message: str) -> str:
     """Return advice for a pod that the scheduler placed on no node, for all that its message names."""
     # What follows says whether preemption would help, in other words.

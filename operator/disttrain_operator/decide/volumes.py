@@ -24,10 +24,13 @@ _ROOM = ("insufficient ", "too many pods")
 _ABSENT = re.compile(r'persistentvolumeclaim "([^"]{1,253})" not found')
 _LEAVING = re.compile(r'persistentvolumeclaim "([^"]{1,253})" is being deleted')
 
-_WAIT = (
-    "its PersistentVolumeClaim has no volume yet: its storage class creates it; if that takes long, `kubectl describe"
-    " pvc` says why"
-)
+_IF_LONG = "if that takes long, `kubectl describe pvc` says why"
+_WAIT = f"its PersistentVolumeClaim has no volume yet: its storage class creates it; {_IF_LONG}"
+_SHARE = "use a claim with ReadWriteMany, or wait until that pod has ended where it is not of this job"
+_MAKE = "make it, or name another one in the job"
+_MAKE_AGAIN = "wait until it is gone and make it again"
+_LOOK = "`kubectl describe pvc` and `kubectl get pv` say more"
+EVERY_ADVICE = (_IF_LONG, _SHARE, _MAKE, _MAKE_AGAIN, _LOOK)
 
 
 def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
@@ -37,24 +40,19 @@ def of_volume(pod: PodFacts, spec: JobSpec, message: str) -> str | None:
     text = message.split(" preemption:")[0].strip().rstrip(".")
     lower = text.lower()
     if _OF_ONE_POD in lower:
-        return (
-            f"{_claims(pod, spec)} has access mode ReadWriteOncePod and is another pod's, which it serves alone; use a"
-            " claim with ReadWriteMany, or wait until that pod has ended where it is not of this job"
-        )
+        claims = _claims(pod, spec)
+        return f"{claims} has access mode ReadWriteOncePod and is another pod's, which it serves alone; {_SHARE}"
     if any(pattern in lower for pattern in _ROOM):
         return None
     absent, leaving = _ABSENT.search(text), _LEAVING.search(text)
     if absent is not None and not _is_made_for(pod, absent[1]):
-        return f'its PersistentVolumeClaim "{absent[1]}" does not exist; make it, or name another one in the job'
+        return f'its PersistentVolumeClaim "{absent[1]}" does not exist; {_MAKE}'
     if leaving is not None:
-        return f'its PersistentVolumeClaim "{leaving[1]}" is being deleted; wait until it is gone and make it again'
+        return f'its PersistentVolumeClaim "{leaving[1]}" is being deleted; {_MAKE_AGAIN}'
     if absent is not None or any(pattern in lower for pattern in _ON_ITS_WAY):
         return _WAIT
     if any(pattern in lower for pattern in _NOT_HERE):
-        return (
-            f"its volume is not available on any node: {text[:500]}; `kubectl describe pvc` and `kubectl get pv` say"
-            " more"
-        )
+        return f"its volume is not available on any node: {text[:500]}; {_LOOK}"
     return None
 
 

@@ -18,7 +18,7 @@ from disttrain_operator.decide.volumes import of_volume
 # Most starts are over by then, image and all.
 _SILENT_SECONDS = 300
 _IDS, _UNSPECIFIED = "Ids", "Unspecified"
-_ADVICE = {
+ADVICE = {
     "InvalidImageName": "correct the image's name",
     "ErrImageNeverPull": "the image is not on the node and imagePullPolicy is Never: load it there or allow pulling",
     "CreateContainerConfigError": "an image that must run as root needs runPolicy.podSecurity: Template; "
@@ -167,5 +167,5 @@ def _of_events(gang: Gang) -> tuple[str, str] | None:
 
 
 def _advise(reason: str, sentence: str) -> str:
-    advice = _ADVICE.get(reason)
+    advice = ADVICE.get(reason)
     return continued(sentence, advice) if advice else sentence

@@ -379,6 +379,42 @@ def test_data_that_are_fast_enough_are_not_named() -> None:
     assert "slow" not in found.paragraph
 
 
+def test_what_the_kubelet_says_of_a_log_that_is_not_there_is_no_word_of_the_program() -> None:
+    pod = ended(a_raw_pod(a_job()), 137, message="Error on reading termination message from logs: no such file")
+    found = why(RemoteJob(a_raw_job(status=failed("RankFailed", pod=pod["metadata"]["name"]))), [pod], [], LATER)
+    assert "It said" not in found.paragraph
+
+
+def test_a_program_of_ones_own_is_not_said_to_be_about_to_report() -> None:
+    raw = a_raw_job(status=runs())
+    del raw["spec"]["training"]
+    assert "what it does is in its log alone" in why(RemoteJob(raw), [], [], LATER).paragraph
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "advice"),
+    [
+        ("pod a: secret not found; correct the pod template", "pod a: secret not found.", "Correct the pod template"),
+        (
+            'image "a" cannot be pulled; check the image\'s name and tag, and the pull secret',
+            "pulled.",
+            "Check the image",
+        ),
+        ("its claim does not exist; make it, or name another one in the job", "not exist.", "Make it, or name"),
+        ("0/3; wait for room, or ask for fewer or smaller pods", "0/3.", "Wait for room"),
+        ("something; nobody knows", "something; nobody knows.", ""),
+    ],
+)
+def test_what_the_operator_advises_stands_with_what_to_do(message: str, cause: str, advice: str) -> None:
+    for status in (held("InvalidPod", message), failed("InvalidPod")):
+        for condition in status["conditions"][:1]:
+            condition["message"] = message
+        found = why(RemoteJob(a_raw_job(status=status)), [], [], LATER)
+        assert cause in found.paragraph
+        assert advice in " ".join(found.todo)
+        assert not advice or advice[1:] not in found.paragraph
+
+
 def test_a_silent_node_is_named() -> None:
     pod = running(a_raw_pod(a_job()))
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]

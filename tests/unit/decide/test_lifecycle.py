@@ -4,7 +4,7 @@ import pytest
 
 from disttrain_operator.decide.decision import CreatePod, CreateSupport, DeleteJob
 from disttrain_operator.decide.observed import CreateProblem
-from tests.builders import running, waiting
+from tests.builders import ended, running, waiting, with_sidecar
 from tests.unit.decide.world import a_running_world, a_world
 
 COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "an/image:1", "command": ["serve"]}]}}
@@ -153,6 +153,31 @@ def test_clean_pod_policy_decides_which_pods_of_a_finished_job_stay(policy: str,
     world.end(1, 1).pass_time(5).settle().confirm_deletions().settle()
     assert world.condition("Failed")[0] == "True"
     assert set(world.pods) == left
+
+
+def test_the_log_of_a_pod_whose_phase_lags_behind_is_kept() -> None:
+    """Its container has ended, and the kubelet says that the pod runs, as it does for a moment."""
+    world = a_running_world(runPolicy={"restartPolicy": "Never"})
+    failed = with_sidecar(ended(world.pod(1), 1))
+    world.put(failed)
+    world.pass_time(5).settle().confirm_deletions().settle()
+    assert world.condition("Failed")[0] == "True"
+    assert set(world.pods) == {"digits-3f9a1-worker-1-a1"}
+    assert failed["metadata"].get("deletionTimestamp") is None
+    world.put(ended(world.pod(1), 1))
+    world.pass_time(60).settle().confirm_deletions().settle()
+    assert set(world.pods) == {"digits-3f9a1-worker-1-a1"}
+
+
+def test_a_container_that_goes_on_beside_the_program_ends_with_the_job() -> None:
+    world = a_running_world(runPolicy={"restartPolicy": "Never"})
+    world.put(with_sidecar(ended(world.pod(1), 1)))
+    world.pass_time(5).settle().confirm_deletions().settle()
+    again = world.decide().requeue_at
+    assert again is not None
+    world.now = again
+    world.settle().confirm_deletions().settle()
+    assert set(world.pods) == set()
 
 
 def test_a_finished_job_is_deleted_when_its_time_to_live_is_over() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from disttrain_operator.decide.finish import SETTLING_SECONDS
 from tests.builders import ended, running, with_sidecar
 from tests.unit.decide.world import World, a_running_world
 
@@ -40,6 +41,7 @@ def test_a_finished_job_holds_nothing_whichever_containers_would_go_on(codes, po
     world = a_running_world(runPolicy={**policy, "cleanPodPolicy": clean})
     end_beside_sidecars(world, *codes).pass_time(5).settle()
     assert world.condition(end)[0] == "True"
+    world.pass_time(SETTLING_SECONDS).settle()
     assert terminating(world) == set(world.pods) != set()
     assert not world.confirm_deletions().settle().pods
 
@@ -94,12 +96,12 @@ def test_a_finished_job_keeps_its_pods_where_it_was_asked_to() -> None:
 def test_a_pod_that_ended_with_its_sidecar_is_no_pod_that_still_runs() -> None:
     world = a_running_world().end(0, 0).end(1, 0)
     world.put(with_sidecar(world.pod(1)))
-    world.settle()
+    world.settle().pass_time(SETTLING_SECONDS).settle()
     assert terminating(world) == {world.pod(1)["metadata"]["name"]}
 
 
 def test_a_sidecar_that_does_not_end_after_the_job_is_removed_by_force() -> None:
-    world = end_beside_sidecars(a_running_world(), 0, 0).settle()
+    world = end_beside_sidecars(a_running_world(), 0, 0).settle().pass_time(SETTLING_SECONDS).settle()
     seconds = world.pods[next(iter(world.pods))]["metadata"]["deletionGracePeriodSeconds"]
     assert world.pass_time(seconds).settle().pods
     assert not world.pass_time(60).settle().pods
