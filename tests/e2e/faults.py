@@ -98,10 +98,9 @@ def _with(**container: Any) -> dict[str, Any]:
 def damages(folder: str, copy: str) -> dict[str, Any]:
     """Template with an init container that copies a folder of the shared claim, and spoils the checkpoints in it."""
     script = f"cp -r /all/{folder} /all/{copy} && for one in /all/{copy}/step-*/*.distcp; do echo spoilt > $one; done"
-    mounts = [{"name": "more", "mountPath": "/all"}]
+    mounts = [{"name": "disttrain-storage", "mountPath": "/all"}]
     spoil = {"name": "spoil", "image": TRAINER_IMAGE, "command": ["sh", "-c", script], "volumeMounts": mounts}
-    volumes = [{"name": "more", "persistentVolumeClaim": {"claimName": SHARED}}]
-    return merge(ONE_THREAD, {"spec": {"initContainers": [spoil], "volumes": volumes}})
+    return merge(ONE_THREAD, {"spec": {"initContainers": [spoil]}})
 
 
 def small_memory(path: str) -> dict[str, Any]:
@@ -129,19 +128,19 @@ NOT_STARTED = [
         sleeps("no-image", _with(image="registry.invalid/team/train:1")),
         (PENDING, "ImagePullBackOff"),
         ('image "registry.invalid/team/train:1" cannot be pulled',),
-        ("check the registry's name",),
+        ("Check the registry's name",),
     ),
     Fault(
         sleeps("image-not-loaded", _with(image="example.com/team/train:1", imagePullPolicy="Never")),
         (PENDING, "ErrImageNeverPull"),
-        ("example.com/team/train:1", "not on the node"),
+        ("example.com/team/train:1", "not present"),
         ("load it there or allow pulling",),
     ),
     Fault(
         sleeps("image-misspelt", _with(image="Team/Train:1:2")),
         (PENDING, "InvalidImageName"),
         ("Team/Train:1:2",),
-        ("correct the image's name",),
+        ("Correct the image's name",),
     ),
     Fault(
         sleeps("no-gpus", workers={"gpusPerPod": 8}),
@@ -195,7 +194,7 @@ NOT_STARTED = [
         sleeps("no-claim", storage={"claimName": "absent"}),
         (PENDING, "VolumeNotBound"),
         ('PersistentVolumeClaim "absent" does not exist',),
-        ("make it",),
+        ("Make it",),
     ),
     Fault(
         sleeps(
@@ -388,7 +387,7 @@ TRAININGS = [
             training={"checkpoint": {"folder": "kept", "interval": 5}, "model": {"config": {"hiddenSizes": [7]}}},
         ),
         (FAILED, "CheckpointMismatch"),
-        ("hiddenSizes",),
+        ("/checkpoints/kept/step-5 is of another model",),
         ("`training.checkpoint.folder`",),
         after="first",
     ),
@@ -415,7 +414,7 @@ TRAININGS = [
             },
         ),
         (FAILED, "StorageFull"),
-        ("No space left",),
+        ("no room for step-2 in /checkpoints/full",),
         ("Free or enlarge the storage",),
     ),
 ]

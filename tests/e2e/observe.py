@@ -20,6 +20,22 @@ for _ in $(seq 60); do
 done
 """
 
+# Every rank of the pod, and neither the agent nor this shell, whose own words are not to match.
+_STOP_RANKS = """
+stopped=0
+for process in /proc/[0-9]*; do
+    if grep -qs 'disttrain[_]trainer' "$process/cmdline"; then
+        kill -STOP "${process#/proc/}" && stopped=$((stopped + 1))
+    fi
+done
+[ "$stopped" -gt 0 ]
+"""
+
+
+def stop_ranks(kubectl: Kubectl, name: str) -> None:
+    """Stop all ranks of a pod by a signal that no program can catch."""
+    kubectl("exec", name, "-c", "trainer", "--", "sh", "-c", _STOP_RANKS)
+
 
 def disttrain(kubectl: Kubectl, *arguments: str) -> str:
     """Standard output of the command in the test's namespace."""

@@ -6,7 +6,7 @@ from disttrain import Client, train
 from disttrain_api.names import CHECKPOINT_REQUEST
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import ONE_THREAD, example, long_job
-from tests.e2e.observe import disttrain, end_soon, first_step, pod, train_until_a_checkpoint, verdict
+from tests.e2e.observe import disttrain, end_soon, first_step, pod, stop_ranks, train_until_a_checkpoint, verdict
 from tests.waiting import GENEROUS
 
 
@@ -129,24 +129,12 @@ def test_a_task_of_ones_own_trains(kubectl: Kubectl, name: str) -> None:
     assert {figure["name"] for figure in progress["metrics"]} >= {"loss"}
 
 
-# Every rank of the pod, and neither the agent nor this shell, whose own words are not to match.
-STOP_RANKS = """
-stopped=0
-for process in /proc/[0-9]*; do
-    if grep -qs 'disttrain[_]trainer' "$process/cmdline"; then
-        kill -STOP "${process#/proc/}" && stopped=$((stopped + 1))
-    fi
-done
-[ "$stopped" -gt 0 ]
-"""
-
-
 def test_a_gang_that_hangs_is_restarted_from_its_checkpoint(kubectl: Kubectl) -> None:
     """A rank that is stopped holds its peer up; nobody ends, and no program raises anything. It is named at once."""
     kubectl.apply(long_job("hang", runPolicy={"progressDeadlineSeconds": 60, "maxRestarts": 1}))
     kept = train_until_a_checkpoint(kubectl, "hang")
     stopped = pod(kubectl, "hang", "worker", "1")["metadata"]["name"]
-    kubectl("exec", stopped, "-c", "trainer", "--", "sh", "-c", STOP_RANKS)
+    stop_ranks(kubectl, stopped)
     kubectl.wait("HangSuspected", "hang")
     found = verdict(kubectl, "hang")
     assert (found["class"], found["reason"]) == ("Hang", "ProgressDeadlineExceeded"), found

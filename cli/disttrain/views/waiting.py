@@ -28,7 +28,7 @@ from disttrain_operator.decide.advice import split
 from disttrain_operator.decide.attempt_history import start_must_end_at, why_never_started
 from disttrain_operator.decide.observed import PodFacts
 from disttrain_operator.decide.pod_events import PULLING
-from disttrain_operator.decide.refusals import NO_ROOM
+from disttrain_operator.decide.refusals import ON_NODES
 
 
 def why_held(case: Case, reason: str, message: str) -> Why:
@@ -53,7 +53,7 @@ def _advised(case: Case, reason: str, message: str) -> tuple[str, list[str]]:
     what, todo = split(message)
     if reason == Reason.UNSCHEDULABLE and case.misfit[1]:
         # Room may become free, but none that would do.
-        todo = [case.misfit[1], *(advice for advice in todo if advice != NO_ROOM)]
+        todo = [case.misfit[1], *(advice for advice in todo if advice not in ON_NODES)]
     if reason in PENDING and (not todo or reason == Reason.UNSCHEDULABLE):
         todo.append(filled(PENDING[reason], case.job))
     return what, [capital(advice) for advice in todo]

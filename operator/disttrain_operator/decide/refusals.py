@@ -4,12 +4,13 @@ Both give one reason for very different things, and advice that fits one of them
 helps a pod that selects nodes by a label that none has.
 """
 
+_SELECTOR = "correct nodeSelector and affinity in the template: `kubectl get nodes --show-labels` shows what nodes have"
 NO_ROOM = "wait for room, or ask for fewer or smaller pods"
 _OF_SCHEDULER: tuple[tuple[tuple[str, ...], str], ...] = (
     (("insufficient ", "too many pods"), NO_ROOM),
     (
         ("pod's node affinity",),
-        "correct nodeSelector and affinity in the template: `kubectl get nodes --show-labels` shows what nodes have",
+        _SELECTOR,
     ),
     (
         ("untolerated taint",),
@@ -57,6 +58,8 @@ _OF_ADMISSION: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
+ON_NODES = frozenset({NO_ROOM, _SELECTOR})
+"""Advice that says less than what no node has."""
 EVERY_ADVICE = tuple(advice for _, advice in (*_OF_SCHEDULER, *_OF_ADMISSION))
 
 
