@@ -40,19 +40,28 @@ def choices_problems(training: Training) -> Iterator[Problem]:
     try:
         config = choices_config(training)
     except ValidationError as error:
-        for found in sentences.violations(error, ChoicesConfig):
-            path = ".".join((FIELD, *(str(step) for step in found.location)))
-            yield path, f"{found.message}; {found.hint}" if found.hint else found.message
+        yield from config_violations(error, FIELD, ChoicesConfig)
         return
-    if config is None:
-        return
+    if config is not None:
+        yield from token_problems(FIELD, config.tokenizer, training)
+
+
+def config_violations(error: ValidationError, field: str, kind: type[ApiModel]) -> Iterator[Problem]:
+    """Yield what is wrong with the arguments of an evaluation, which are of this kind."""
+    for found in sentences.violations(error, kind):
+        path = ".".join((field, *(str(step) for step in found.location)))
+        yield path, f"{found.message}; {found.hint}" if found.hint else found.message
+
+
+def token_problems(field: str, tokenizer: str | None, training: Training) -> Iterator[Problem]:
+    """Yield why an evaluation that needs the logits of tokens does not go with the training."""
     if training.task is not None:
-        yield FIELD, "conflicts with `task`, whose model need not return the logits of tokens: remove one of the two"
+        yield field, "conflicts with `task`, whose model need not return the logits of tokens: remove one of the two"
     elif training.loss.name is not LossName.CROSS_ENTROPY:
-        yield FIELD, f"needs `loss.name` CrossEntropy, whose model returns logits; found {training.loss.name}"
+        yield field, f"needs `loss.name` CrossEntropy, whose model returns logits; found {training.loss.name}"
     elif training.model.name in (ModelName.MLP, ModelName.RESNET):
-        yield FIELD, f"needs a model of tokens, and `model.name` {training.model.name} is none"
+        yield field, f"needs a model of tokens, and `model.name` {training.model.name} is none"
     elif training.data.name is DataName.DIGITS:
-        yield FIELD, "needs data of tokens, and `data.name` digits has images"
-    elif config.tokenizer is None and training.data.name is not DataName.TEXT:
-        yield f"{FIELD}.tokenizer", "must be given: bytes are the tokens of `data.name` text alone"
+        yield field, "needs data of tokens, and `data.name` digits has images"
+    elif tokenizer is None and training.data.name is not DataName.TEXT:
+        yield f"{field}.tokenizer", "must be given: bytes are the tokens of `data.name` text alone"

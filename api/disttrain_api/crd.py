@@ -229,7 +229,8 @@ def _inner(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
         return {"items": _convert(node["items"], definitions, path), "x-kubernetes-list-type": kind, **keys}
     if node.get("type") == "object":
         # The arguments of a model, a data set, a task, a callback or an evaluation: its reader checks them.
-        limits = TASK_CONFIG if path.endswith((".task.config", ".callbacks.config", ".choices")) else CONFIG
+        shallow = path.endswith((".task.config", ".callbacks.config", ".choices", ".samples"))
+        limits = TASK_CONFIG if shallow else CONFIG
         return {
             "maxProperties": limits.values,
             "additionalProperties": _Compact(_free_form(limits.depth - 1, bounded=True)),

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from disttrain_api import choices, samples
 from disttrain_api.builtin import DATA_CONFIGS, MODEL_CONFIGS
-from disttrain_api.choices import FIELD, ChoicesConfig
 from disttrain_api.crd import model_schema
 from disttrain_api.names import API_VERSION, KIND
 from disttrain_api.rules import FREEZE_RULES, NAME_RULES, RULES
@@ -40,7 +40,8 @@ def reference() -> str:
         for name, config in configs.items():
             title = f"spec.training.{part}.config` for `name: {name}"
             lines += _object(model_schema(config, "config"), title, 3)
-    lines += _object(model_schema(ChoicesConfig, "config"), f"spec.{FIELD}", 3)
+    lines += _object(model_schema(choices.ChoicesConfig, "config"), f"spec.{choices.FIELD}", 3)
+    lines += _object(model_schema(samples.SamplesConfig, "config"), f"spec.{samples.FIELD}", 3)
     lines += _refusals()
     lines += _object(model_schema(JobStatus, "status"), "status", 2)
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -40,6 +40,7 @@ _FREE_FORM: dict[Location, Limits] = {
     ("spec", "training", "task", "config"): TASK_CONFIG,
     ("spec", "training", "callbacks"): CALLBACKS,
     ("spec", "training", "evaluation", "choices"): TASK_CONFIG,
+    ("spec", "training", "evaluation", "samples"): TASK_CONFIG,
 }
 # Anything but a string takes about so many: nobody needs to know exactly.
 _OTHER_BYTES = 8

@@ -296,6 +296,8 @@ class Evaluation(ApiModel):
     status and log say so. Fail: it fails."""
     choices: dict[str, Any] | None = None
     """Likelihood tasks; docs/reference.md has the fields."""
+    samples: dict[str, Any] | None = None
+    """Prompts to continue; see docs/reference.md."""
 
 
 class SinkName(StrEnum):

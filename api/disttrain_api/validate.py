@@ -24,6 +24,7 @@ from disttrain_api.names import GENERATED_LENGTH
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
 from disttrain_api.queue_label import queue_label, with_queue_of_label
 from disttrain_api.rules import NAME_RULES, RULES
+from disttrain_api.samples import samples_problems
 from disttrain_api.sentences import MAX_PROBLEMS
 from disttrain_api.size import size_problems
 from disttrain_api.spec import DistTrainingJob, JobSpec
@@ -195,7 +196,8 @@ def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violatio
     found = tuple(found)
     if spec.training is None or any(_is_in_doubt(part, found) for part in _CONFIGURED):
         return []
-    problems = [*config_problems(spec.training), *choices_problems(spec.training)]
+    training = spec.training
+    problems = [*config_problems(training), *choices_problems(training), *samples_problems(training)]
     if not _is_in_doubt(_PARALLELISM, found):
         problems += cut_problems(spec.training, spec.parallelism)
         problems += document_mask_problems(spec.training, spec.parallelism)

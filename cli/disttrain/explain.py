@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from disttrain.errors import USAGE, CommandError
+from disttrain_api import choices, samples
 from disttrain_api.builtin import DATA_CONFIGS, MODEL_CONFIGS
-from disttrain_api.choices import FIELD as CHOICES
-from disttrain_api.choices import ChoicesConfig
 from disttrain_api.crd import model_schema
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
@@ -21,7 +20,8 @@ _OPAQUE = ("template", "volumeClaimTemplate", "env", "envFrom", "resources")
 _BEHIND: Mapping[str, Mapping[Any, Any]] = {
     "spec.training.model.config": MODEL_CONFIGS,
     "spec.training.data.config": DATA_CONFIGS,
-    f"spec.{CHOICES}": {"": ChoicesConfig},
+    f"spec.{choices.FIELD}": {"": choices.ChoicesConfig},
+    f"spec.{samples.FIELD}": {"": samples.SamplesConfig},
 }
 """Models of fields that the API server's schema leaves open: by the `name` beside the field, "" where there is none."""
 

@@ -19,6 +19,7 @@ from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import EvaluationAborted, EvaluationFailed, Stopped, TrainerError
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import keeping_random_state
+from disttrain_trainer.samples import write_samples
 from disttrain_trainer.state import State
 from disttrain_trainer.strategies.base import Strategy
 
@@ -104,7 +105,9 @@ class BetweenSteps:
         try:
             evaluating = state.callbacks.evaluating(state)
             with self.reporter.during(RankPhase.EVALUATING), keeping_random_state(), evaluating:
-                figures = evaluate(state, self.world, evaluation.batch_size or self.config.batch.micro)
+                batch_size = evaluation.batch_size or self.config.batch.micro
+                figures = evaluate(state, self.world, batch_size)
+                texts = write_samples(state, self.world, batch_size, self.config.training.seed)
         except EvaluationFailed as error:
             if evaluation.on_failure is OnFailure.FAIL:
                 raise
@@ -113,6 +116,8 @@ class BetweenSteps:
                 raise EvaluationAborted(f"{error}; other ranks wait for it") from error.__cause__
             self._report_failure(str(error))
             return
+        if state.data.prompts is not None:
+            self.metrics.sampled(state.step, state.data.prompts.config.prompts, texts)
         if figures:
             self.metrics.evaluated(state.step, figures)
             if self.checkpoints is not None:

@@ -160,11 +160,10 @@ def assemble(
     require_dense(sparse, takes_no_sparse)
     if sparse:
         step_singly(optimizer)
-    choices_multiple = 1
-    if data.choices:
+    input_multiple = multiple_of_lengths(part, config, world)
+    for field, inputs in data.evaluated_inputs:
         assert isinstance(task, Supervised)
-        choices_multiple = multiple_of_lengths(part, config, world)
-        require_fit(data.choices, module, choices_multiple, task.longest_input(data))
+        require_fit(field, inputs, module, input_multiple, task.longest_input(field, data))
     # From here on each replica draws its own dropout, and each part of a sequence and of a pipeline.
     seed_everything(training.seed, 1 + world.part + world.parts * world.at["pipeline"])
     return State(
@@ -187,7 +186,7 @@ def assemble(
         pipeline=pipeline,
         guard=None if training.skip_steps is None else StepGuard(training.skip_steps),
         callbacks=callbacks or Callbacks(),
-        choices_multiple=choices_multiple,
+        input_multiple=input_multiple,
     )
 
 

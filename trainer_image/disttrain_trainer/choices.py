@@ -1,14 +1,13 @@
 """Log-likelihoods of choices, row by row over the replicas, in every layout that evaluates."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from disttrain_api.choices import FIELD
 from disttrain_trainer.data.batches import Microbatch, on_device, share_of
 from disttrain_trainer.data.choices import ChoiceTask
+from disttrain_trainer.data.prompts import Prompts
 from disttrain_trainer.parallel.context.part import Context
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.config import Config
@@ -26,7 +25,7 @@ def own_log_likelihoods(state: State, world: World, model: Forward, task: Choice
     found = torch.zeros(len(task.rows), dtype=torch.float64)
     for slots in share_of(len(task.rows), batch_size, world.replica, world.replicas, draws=False):
         rows = task.order[slots.indices]
-        batch = state.task.batch_of_lengths([task.sample(row) for row in rows], state.choices_multiple)
+        batch = state.task.batch_of_lengths([task.sample(row) for row in rows], state.input_multiple)
         weights = torch.from_numpy(slots.weights)
         microbatch = on_device(Microbatch(batch, weights, 0.0, int(weights.sum())), world.device.torch)
         with state.precision.autocast():
@@ -43,19 +42,18 @@ def multiple_of_lengths(part: Context | None, config: Config, world: World) -> i
     return math.lcm(cut, 1 if part is None else part.pieces)
 
 
-def require_fit(tasks: Sequence[ChoiceTask], model: nn.Module, multiple: int, longest: int) -> None:
+def require_fit(field: str, inputs: ChoiceTask | Prompts, model: nn.Module, multiple: int, longest: int) -> None:
     """Raise InvalidConfiguration where the model does not take the tokens, or not as many. longest: input that it
     takes."""
     size_of = offered(model, "vocabulary_size")
-    for task in tasks:
-        if size_of is not None and (size := size_of()) < task.vocabulary:
-            raise InvalidConfiguration(
-                f"`training.model`: its vocabulary of {size} must be greater than or equal to that of "
-                f"`{FIELD}.tasks.{task.name}`, which is {task.vocabulary}"
-            )
-        filled = -(-task.longest // multiple) * multiple
-        if filled > longest:
-            raise InvalidConfiguration(
-                f"`{FIELD}.tasks.{task.name}`: inputs of {task.longest} tokens are filled up to {filled}, a multiple "
-                f"of {multiple}, so that they can be cut over ranks; the model takes {longest}: shorten the contexts"
-            )
+    if size_of is not None and (size := size_of()) < inputs.vocabulary:
+        raise InvalidConfiguration(
+            f"`training.model`: its vocabulary of {size} must be greater than or equal to that of `{field}`, which is "
+            f"{inputs.vocabulary}"
+        )
+    filled = -(-inputs.longest // multiple) * multiple
+    if filled > longest:
+        raise InvalidConfiguration(
+            f"`{field}`: inputs of {inputs.longest} tokens are filled up to {filled}, a multiple of {multiple}, so that"
+            f" they can be cut over ranks; the model takes {longest}: shorten the texts"
+        )

@@ -16,7 +16,7 @@ from disttrain_trainer.parallel.sharded import reshard
 from disttrain_trainer.runtime.errors import EvaluationFailed, peer_lost
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.state import State
-from disttrain_trainer.tasks.base import PERPLEXITY
+from disttrain_trainer.tasks.base import PERPLEXITY, Forward
 from disttrain_trainer.tasks.figures import Figures
 
 
@@ -33,27 +33,16 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     if not held_out and not state.data.choices:
         return {}
     share_buffers(state.module, world)
-    model = state.pipeline.outputs if state.pipeline else without_ddp(state.model)
+    model = evaluated_model(state)
     totals, scores = Figures(), []
-    failure: BaseException | None = None
-    try:
-        with evaluating(state.module), torch.no_grad():
-            own = share_of(held_out, batch_size, world.replica, world.replicas, draws=state.data.draws)
-            for slots in own:
-                assert dataset is not None
-                batch = load_microbatch(state.task, dataset, slots, world.device.torch)
-                with state.precision.autocast():
-                    totals.add(state.task.evaluate(model, batch))
-            scores = [own_log_likelihoods(state, world, model, task, batch_size) for task in state.data.choices]
-    except (Exception, SystemExit) as error:
-        if peer_lost(error):
-            raise
-        traceback.print_exception(error)
-        failure = error
-    finally:
-        # Callbacks may have put other parameters in place, of which nothing gathered may stay.
-        reshard(state.module)
-    _require_success(failure, state.step, world)
+    with all_succeed(state, world):
+        own = share_of(held_out, batch_size, world.replica, world.replicas, draws=state.data.draws)
+        for slots in own:
+            assert dataset is not None
+            batch = load_microbatch(state.task, dataset, slots, world.device.torch)
+            with state.precision.autocast():
+                totals.add(state.task.evaluate(model, batch))
+        scores = [own_log_likelihoods(state, world, model, task, batch_size) for task in state.data.choices]
     figures = totals.take(world) if held_out else {}
     if held_out and state.task.has_figure(PERPLEXITY, state.data):
         figures |= perplexity_of(figures["loss"])
@@ -85,11 +74,40 @@ def evaluating(module: nn.Module) -> Iterator[None]:
                 one.train(training)
 
 
+def evaluated_model(state: State) -> Forward:
+    """Return what evaluations call: a batch's inputs to its outputs, None on ranks of a pipeline without these."""
+    return state.pipeline.outputs if state.pipeline else without_ddp(state.model)
+
+
+@contextmanager
+def all_succeed(state: State, world: World) -> Iterator[None]:
+    """Inside, the model is evaluated. Raises EvaluationFailed where this rank has failed, or another that can still say
+    so."""
+    failure: BaseException | None = None
+    try:
+        with evaluating(state.module), torch.no_grad():
+            yield
+    except (Exception, SystemExit) as error:
+        if peer_lost(error):
+            raise
+        traceback.print_exception(error)
+        failure = error
+    finally:
+        # Callbacks may have put other parameters in place, of which nothing gathered may stay.
+        reshard(state.module)
+    _require_success(failure, state.step, world)
+
+
+def called_alone(world: World) -> bool:
+    """Return whether each rank calls the model alone, so that one that fails can still say so."""
+    return world.mesh.replicate == world.size
+
+
 def _require_success(failure: BaseException | None, step: int, world: World) -> None:
     """Raise EvaluationFailed where the evaluation has failed on this rank, or on another that can still say so."""
     # Its text may be of a sample, and stands with its traceback in the log.
     why = failure and f"rank {world.rank}: {type(failure).__name__}"
-    alone = world.mesh.replicate == world.size
+    alone = called_alone(world)
     found = world.gather(why, str | None) if alone else [why]
     if any(found):
         first = next(one for one in found if one)

@@ -149,6 +149,13 @@ class OffersVocabulary(Protocol):
         """Return the number of tokens that the model takes. A corpus with more is refused before the first step."""
 
 
+class OffersEndTokens(Protocol):
+    """A model of tokens that says which end a text."""
+
+    def end_tokens(self) -> list[int]:
+        """Return the tokens after which `evaluation.samples` ends a text, beside the tokenizer's."""
+
+
 class OffersFlopsPerToken(Protocol):
     """A model that says what a forward and backward pass costs."""
 

@@ -59,8 +59,8 @@ class State:
     """What says which steps are skipped; None where none is."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     """Code of the user's that is called between steps."""
-    choices_multiple: int = 1
-    """Inputs of `data.choices` are filled up to a multiple of it, so that they can be cut over ranks."""
+    input_multiple: int = 1
+    """Inputs of `data.choices` and `data.prompts` are filled up to a multiple of it, to be cut over ranks."""
     cursor: Cursor = field(default_factory=Cursor)
     figures: Figures = field(default_factory=Figures)
     """Figures of the task since the last logged step, beside the loss."""

@@ -88,6 +88,11 @@ def test_what_cannot_be_is_usage(arguments: list[str], tmp_path: Path, monkeypat
         ("runPolicy.maxRestarts", ["default 3, ≥ 0, ≤ 1000", "before the job fails"]),
         ("spec.runPolicy.failurePolicy.rules", ["list of object", "action <FailJob | RestartGang"]),
         ("training.model.config", ["FIELDS for name: gpt", "vocabularySize <integer>"]),
+        (
+            "training.evaluation.samples",
+            ["prompts <list of string>  (required)", "maxNewTokens <integer>  (default 64"],
+        ),
+        ("training.evaluation.choices.delimiter", ["between a context and each choice"]),
         ("status.attempts", ["verdict <object>"]),
         (None, ["spec <object>", "status <object>"]),
         ("training.evaluation.choices", ["FIELDS", "tasks <object>  (required)", "tokenizer <string>", 'default " "']),

@@ -14,6 +14,7 @@ from disttrain_trainer.choices import multiple_of_lengths, require_fit
 from disttrain_trainer.data import choices
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.choices import load_choices
+from disttrain_trainer.data.tokenizer import Codec
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.tasks.supervised import Supervised
@@ -254,11 +255,11 @@ def test_inputs_can_be_cut_over_ranks(context, tensor, sequence, pieces, multipl
 def test_a_model_that_does_not_take_the_questions_is_named(tmp_path):
     task = task_of(tmp_path, LINE | {"context": "ab"}, longest=6)
     model = double_gpt(vocabularySize=256)
-    require_fit([task], model, 3, 6)
-    with pytest.raises(InvalidConfiguration, match=r"filled up to 8, a multiple of 4, .* takes 6"):
-        require_fit([task], model, 4, 6)
-    with pytest.raises(InvalidConfiguration, match=r"vocabulary of 195 .* `.*tasks\.one`, which is 196"):
-        require_fit([task], double_gpt(vocabularySize=195), 1, 6)
+    require_fit("tasks.one", task, model, 3, 6)
+    with pytest.raises(InvalidConfiguration, match=r"`tasks.one`: .* filled up to 8, a multiple of 4, .* takes 6"):
+        require_fit("tasks.one", task, model, 4, 6)
+    with pytest.raises(InvalidConfiguration, match=r"vocabulary of 195 .* `tasks\.one`, which is 196"):
+        require_fit("tasks.one", task, double_gpt(vocabularySize=195), 1, 6)
 
 
 def test_data_without_tokens_are_refused(tmp_path):
@@ -288,7 +289,8 @@ def test_questions_and_tokens_are_bounded(tmp_path, monkeypatch):
 
 
 def test_a_choice_without_tokens_of_its_own_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(choices, "_bytes_of", lambda texts: [np.arange(3, dtype=np.int32) for _ in texts])
+    alike = Codec(lambda texts: [np.arange(3, dtype=np.int32) for _ in texts], str)
+    monkeypatch.setattr(choices, "load_codec", lambda *_: alike)
     with pytest.raises(DataNotFound, match=r"`choices\[0\]` adds no token to the context"):
         task_of(tmp_path, LINE)
 

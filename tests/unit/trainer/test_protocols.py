@@ -9,6 +9,7 @@ import pytest
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer import protocols
 from disttrain_trainer.models.gpt import model as gpt
+from disttrain_trainer.models.transformers.model import CausalLanguageModel
 from disttrain_trainer.parallel.context.ulysses import Ulysses
 from examples.tasks.callbacks import Best, TailAverage
 from examples.tasks.contrastive import Contrastive
@@ -32,6 +33,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.OffersInitialisation: small_gpt,
     protocols.OffersLoss: build_model,
     protocols.OffersVocabulary: small_gpt,
+    protocols.OffersEndTokens: lambda: CausalLanguageModel.__new__(CausalLanguageModel),
     protocols.OffersFlopsPerToken: small_gpt,
     protocols.OffersFlopsPerSample: build_model,
     protocols.Task: Masked,

@@ -288,6 +288,18 @@ def double_moe_gpt(uneven: bool = False, **config: Any) -> nn.Module:
     return module
 
 
+def gpt_without_short_inputs(shortest: int, rank: int, **config: Any) -> nn.Module:
+    """The built-in Gpt, which on one rank raises in an evaluation where the input is shorter."""
+    module = double_gpt(**config)
+
+    def check(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not layer.training and os.environ["RANK"] == str(rank) and inputs[0].shape[1] < shortest:
+            raise ValueError("an input that is too short")
+
+    module.register_forward_pre_hook(check)
+    return module
+
+
 def double_builtin_mlp(depth: int = 2) -> nn.Module:
     """The built-in Mlp in float64, for `double_samples`."""
     return _moved(mlp.build(MlpConfig(hidden_sizes=[8] * depth, input_size=6, output_size=5)))

@@ -2,6 +2,7 @@
 
 <folder>/fence.000002.…      who owns the folder: claim number 2, see fence.py
 <folder>/metrics.jsonl       one line per logged step
+<folder>/samples.jsonl       one line per text that was written at an evaluation
 <folder>/step-20/            complete: it got this name by one rename after everything in it was written
 <folder>/step-20.2/          the same step, written by claim 2 while `step-20` was there: the last one counts
 <folder>/step-40.broken/     was complete, is damaged: not as its manifest says; goes when step 40 is reached again

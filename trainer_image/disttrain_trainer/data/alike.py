@@ -19,7 +19,7 @@ Sketches = Sequence[Sketch | None]
 
 def agree_on_data(data: Datasets, world: World) -> Datasets:
     """The data with sketches of some samples, which are alike on all ranks. Raises DataUnlike. A collective call."""
-    fingerprints = [data.fingerprint or "", *(task.fingerprint for task in data.choices)]
+    fingerprints = [data.fingerprint or "", *(inputs.fingerprint for _, inputs in data.evaluated_inputs)]
     own = (data.size or 0, 0 if data.held_out is None else len(data.held_out), fingerprints)
     sizes = world.gather(own, tuple[int, int, list[str]])
     for rank, size in enumerate(sizes):

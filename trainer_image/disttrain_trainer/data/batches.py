@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from disttrain_api import choices, samples
 from disttrain_trainer.data.choices import ChoiceTask
 from disttrain_trainer.data.packed import Packed
+from disttrain_trainer.data.prompts import Prompts
 from disttrain_trainer.data.sampler import Slots
 from disttrain_trainer.data.stream import Stream
 from disttrain_trainer.protocols import Batch, MapDataset
@@ -46,11 +48,21 @@ class Datasets:
     """Whether samples are Packed."""
     choices: Sequence[ChoiceTask] = ()
     """Questions that evaluations ask."""
+    prompts: Prompts | None = None
+    """Texts that the model continues at evaluations."""
 
     @property
     def size(self) -> int | None:
         """Training samples; None where they are iterated."""
         return None if isinstance(self.training, Stream) else len(self.training)
+
+    @property
+    def evaluated_inputs(self) -> Iterator[tuple[str, ChoiceTask | Prompts]]:
+        """Yield what evaluations read beside held-out samples, by its field."""
+        for task in self.choices:
+            yield f"{choices.FIELD}.tasks.{task.name}", task
+        if self.prompts is not None:
+            yield samples.FIELD, self.prompts
 
     @cached_property
     def first_sample(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,9 @@ from pydantic_core import from_json
 from torch import Tensor
 
 from disttrain_api.choices import FIELD, ChoicesConfig
-from disttrain_trainer.data.tokenizer import load_tokenizer
+from disttrain_trainer.data.tokenizer import Codec, Tokens, load_codec
 from disttrain_trainer.losses import IGNORED
-from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line, shown
+from disttrain_trainer.runtime.errors import DataNotFound, shown
 from disttrain_trainer.runtime.files import numbered_lines
 
 MAX_LINE_BYTES = 2**20
@@ -32,9 +32,6 @@ MAX_QUESTIONS = 50_000
 MAX_CHOICES = 64
 MAX_TOKENS = 2**25
 """The most tokens of all rows of a task, which are held in memory: 128 MiB."""
-
-Tokens = NDArray[np.int32]
-Tokenize = Callable[[list[str]], list[Tokens]]
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,11 @@ FIGURES = ("acc", "acc_norm", "acc_bytes", "bpb")
 
 def load_choices(config: ChoicesConfig, longest: int) -> list[ChoiceTask]:
     """Return the tasks. longest: input that the model takes. Raises DataNotFound or InvalidConfiguration."""
-    tokenize = _bytes_of if config.tokenizer is None else _tokenizer(Path(config.tokenizer))
-    return [_task(name, Path(path), tokenize, config.delimiter, longest) for name, path in sorted(config.tasks.items())]
+    codec = load_codec(f"{FIELD}.tokenizer", config.tokenizer)
+    return [_task(name, Path(path), codec, config.delimiter, longest) for name, path in sorted(config.tasks.items())]
 
 
-def _task(name: str, path: Path, tokenize: Tokenize, delimiter: str, longest: int) -> ChoiceTask:
+def _task(name: str, path: Path, codec: Codec, delimiter: str, longest: int) -> ChoiceTask:
     questions: list[Question] = []
     rows: list[Tokens] = []
     contexts: list[int] = []
@@ -126,7 +123,7 @@ def _task(name: str, path: Path, tokenize: Tokenize, delimiter: str, longest: in
             raise _error(question.place, f"a task has at most {MAX_QUESTIONS} questions: split the file")
         context = question.context.rstrip()
         ends = [question.context[len(context) :] + delimiter + choice for choice in question.choices]
-        (start, *found) = tokenize([context, *(context + end for end in ends)])
+        (start, *found) = codec.encode([context, *(context + end for end in ends)])
         for number, row in enumerate(found):
             if len(row) <= len(start):
                 raise _error(
@@ -148,33 +145,6 @@ def _task(name: str, path: Path, tokenize: Tokenize, delimiter: str, longest: in
     if not questions:
         raise DataNotFound(f"`{FIELD}.tasks.{name}`: {path} has no question")
     return ChoiceTask(name, questions, rows, contexts)
-
-
-def _bytes_of(texts: list[str]) -> list[Tokens]:
-    return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
-
-
-def _tokenizer(folder: Path) -> Tokenize:
-    field = f"{FIELD}.tokenizer"
-    tokenizer = load_tokenizer(field, folder)
-
-    def tokenize(texts: list[str]) -> list[Tokens]:
-        try:
-            found = tokenizer(
-                texts,
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )["input_ids"]
-        except Exception as error:
-            raise InvalidConfiguration(
-                f"`{field}`: the tokenizer in {folder} cannot tokenise a question: {type(error).__name__}: "
-                f"{one_line(error):.300}"
-            ) from error
-        return [np.array(tokens, np.int32) for tokens in found]
-
-    return tokenize
 
 
 def _read(name: str, path: Path) -> Iterator[Question]:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from disttrain_api.report import RankError, RankPhase, RankReport, SlowRank
 from disttrain_trainer.metrics.flops import Work, utilisation
 from disttrain_trainer.metrics.results import Reduction, StepResult, not_finite
+from disttrain_trainer.metrics.samples_file import SAMPLES_FILE, make_room, sample_line
 from disttrain_trainer.metrics.sinks.sink import Sink
 from disttrain_trainer.metrics.stragglers import Stragglers, say
 from disttrain_trainer.runtime.device import Device
@@ -215,6 +216,18 @@ class Metrics:
             values = {f"validation_metrics/{names.get(name, name)}": value for name, value in metrics.items()}
             self._append({"step": step, **values})
 
+    def sampled(self, step: int, prompts: Sequence[str], texts: Sequence[str]) -> None:
+        """Log the texts that the model has written after the prompts, and keep them beside metrics.jsonl."""
+        if not self.writes:
+            return
+        for prompt, text in zip(prompts, texts, strict=True):
+            print(sample_line(step, prompt, text), flush=True)
+        if self.file is not None:
+            file = self.file.with_name(SAMPLES_FILE)
+            make_room(file)
+            for prompt, text in zip(prompts, texts, strict=True):
+                self._append_to(file, {"step": step, "prompt": prompt, "text": text})
+
     def _values(self, loss: float, norm: float, seconds: float) -> dict[str, Any]:
         """Entries of metrics.jsonl for the results since the last line; seconds: that they took."""
         last = self.results[-1]
@@ -240,16 +253,19 @@ class Metrics:
 
     def _append(self, values: dict[str, Any]) -> None:
         self.sink.write(_without_inf_and_nan(values))
-        if self.file is None:
-            return
+        if self.file is not None:
+            self._append_to(self.file, _without_inf_and_nan(values))
+
+    def _append_to(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Write a line to a file of JSON Lines."""
         life = {"attempt": self.attempt} | ({"generation": self.generation} if self.generation else {})
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a") as file:
-                file.write(json.dumps({**life, **_without_inf_and_nan(values)}) + "\n")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(json.dumps({**life, **values}) + "\n")
         except OSError as error:
             # A checkpoint that meets the same wall ends the job; lost metrics alone do not.
-            print(f"disttrain: {self.file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"disttrain: {path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
 
 def _without_inf_and_nan(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
+from disttrain_api import choices, samples
 from disttrain_api.builtin import OfTokens, data_config, model_config
-from disttrain_api.choices import FIELD, choices_config
+from disttrain_api.choices import choices_config
+from disttrain_api.samples import samples_config
 from disttrain_api.training import Loss as LossSettings
 from disttrain_api.training import LossName, Training
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.choices import FIGURES, load_choices
 from disttrain_trainer.data.collate import collate, filled_up, parts_of
 from disttrain_trainer.data.packed import Packed
+from disttrain_trainer.data.prompts import load_prompts
 from disttrain_trainer.data.rows import Rows
 from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
 from disttrain_trainer.optim.optimizers import build_optimizer
@@ -54,13 +58,17 @@ class Supervised:
     def data(self) -> Datasets:
         data = load_data(self._training)
         self._longest = data.longest
-        config = choices_config(self._training)
-        return data if config is None else replace(data, choices=load_choices(config, self.longest_input(data)))
+        if (asked := choices_config(self._training)) is not None:
+            data = replace(data, choices=load_choices(asked, self.longest_input(choices.FIELD, data)))
+        if (written := samples_config(self._training)) is not None:
+            data = replace(data, prompts=load_prompts(written, self.longest_input(samples.FIELD, data)))
+        return data
 
-    def longest_input(self, data: Datasets) -> int:
-        """Return the tokens that the model takes, as far as that is known. Raises InvalidConfiguration."""
+    def longest_input(self, field: str, data: Datasets) -> int:
+        """Return the tokens that the model takes, as far as that is known. Raises InvalidConfiguration where the
+        evaluation that `field` asks for needs other data."""
         if not self.counts_tokens(data):
-            raise InvalidConfiguration(f"`{FIELD}` needs samples of `training.data` with a class for each token")
+            raise InvalidConfiguration(f"`{field}` needs samples of `training.data` with a class for each token")
         config = None if self._training.model.name is None else model_config(self._training)
         if isinstance(config, OfTokens) and config.sequence_length is not None:
             return config.sequence_length
@@ -151,6 +159,21 @@ class Supervised:
             return None
         self._require_tensor(outputs)
         return build_loss(LossSettings(), nn.Identity()).per_element(outputs, microbatch.targets)
+
+    def marked_outputs(self, model: Forward, microbatch: Microbatch) -> tuple[NDArray[np.int64], Tensor] | None:
+        """Return the model's outputs [n, V] at the positions that this rank has of those that have a target, and the
+        sample of each [n]; None on ranks without outputs."""
+        self._begin(microbatch)
+        outputs = model(microbatch.inputs)
+        if outputs is None:
+            return None
+        self._require_tensor(outputs)
+        places = (microbatch.targets != IGNORED).nonzero(as_tuple=True)
+        if isinstance(outputs, DTensor):
+            # Whole are the rows that are wanted alone.
+            own = DTensor.from_local(outputs.to_local()[places], outputs.device_mesh, [Shard(1)])
+            return places[0].numpy(force=True), own.full_tensor()
+        return places[0].numpy(force=True), outputs[places]
 
     def batch_of_lengths(self, samples: Sequence[tuple[Tensor, Tensor]], multiple: int) -> tuple[Tensor, Tensor]:
         """Return sequences of unlike lengths, and their targets, as this rank computes them: filled up to a multiple

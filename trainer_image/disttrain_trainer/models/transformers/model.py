@@ -112,6 +112,11 @@ class CausalLanguageModel(nn.Module):
         """Return the number of tokens that the table of embeddings has rows for."""
         return int(self.config.vocab_size)
 
+    def end_tokens(self) -> list[int]:
+        """Return the tokens after which the library's `generate` ends a text."""
+        found = getattr(self.config, "eos_token_id", None)
+        return [] if found is None else list(found) if isinstance(found, list | tuple) else [int(found)]
+
     def begins_without(self, name: str) -> bool:
         """Whether weights to begin with may lack this parameter: it then keeps its initial values."""
         return is_adapter(name)
