@@ -52,6 +52,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_hostile_checkpoints\.py.*\[(deep as a key|one list of parts)": LONG,
     r"trainer/test_choices\.py::test_(every_layout|without_a_tokenizer)": PROCESSES,
     r"trainer/test_samples\.py::test_(with_parameter_servers|where_one_replica)": PROCESSES,
+    r"trainer/test_lm_eval\.py": "installs packages",
     r"trainer/test_ema\.py.*FP32": LONG,
     r"trainer/test_false_alarms\.py": LONG,
     r"trainer/test_loading\.py.*\[(shards|local)": LONG,
