@@ -1,9 +1,9 @@
 """What asking many agents costs the operator, how old its figures are, and what an agent costs beside its ranks.
 
-The operator's code that asks agents, at its own pace (each job once in 10 s, 100 jobs a second), in this process, which
-knows the pods of all; the agents are one server on the loopback interface, in another one. Each answer has another
-step, so each would wake its job; what the operator then decides and writes is not part of this. The age of a job's
-figures is the time between two answers of its agent; the reference is the pace.
+The operator's code that asks agents, at its own pace (each job once in 10 s, 100 jobs a second) and at ten times that
+rate, in this process, which knows the pods of all; the agents are one server on the loopback interface, in another
+process. Each answer has another step, so each would wake its job; what the operator then decides and writes is not part
+of this. The age of a job's figures is the time between two answers of its agent; the reference is the pace.
 
 A gang that hangs: the last rank of the last pod is stopped, and the others wait for it. From then until the operator's
 code names that rank, which it does where all agents of the gang have answered four times; the reference is three median
@@ -44,6 +44,8 @@ from disttrain_operator.agent_client import Agent
 
 ROUNDS, QUICK_ROUNDS = 4, 1
 RANKS = 2
+MOST_PER_SECOND = 1000.0
+"""With it 10,000 jobs have figures as new as the pace."""
 PODS = 10
 """A job has so many. The operator asks the agent of the first one."""
 GANGS, HANGS, QUICK_HANGS = (4, 64, 125), 10, 3
@@ -89,7 +91,7 @@ class Seen:
     failures: float = 0.0
 
 
-async def ask_many(jobs: int, pods: int, port: int, rounds: int) -> Seen:
+async def ask_many(jobs: int, pods: int, port: int, rounds: int, per_second: float) -> Seen:
     """Ask the agents of so many jobs for so many rounds after the first one, which makes what later ones have."""
     world = world_of([a_job(number) for number in range(jobs)], pods)
     tokens = {f"uid-{number}": f"uid-{number}" for number in range(jobs)}
@@ -106,7 +108,7 @@ async def ask_many(jobs: int, pods: int, port: int, rounds: int) -> Seen:
         times.append(time.monotonic())
 
     seen = Seen()
-    async with asking(lambda agent: port) as ask, polled(world, tokens, wake, ask) as agents:
+    async with polled(world, tokens, wake, asking(lambda agent: port), per_second) as agents:
         await rounds_done[0].wait()
         began, cpu, counts = time.monotonic(), time.process_time(), dict(agents.counts)
         await rounds_done[-1].wait()
@@ -131,21 +133,21 @@ async def hang(pods: int, port: int) -> tuple[float, float, bool]:
             named.set()
         known.set()
 
-    async with asking(lambda agent: port) as ask_one_of:
+    ask_one_of = asking(lambda agent: port)
 
-        async def ask(agent: Agent, token: str, path: str) -> bytes:
-            return await ask_one_of(agent, HangingPod(token, agent.index, pods - 1, began).token, path)
+    async def ask(agent: Agent, token: str, path: str) -> bytes:
+        return await ask_one_of(agent, HangingPod(token, agent.index, pods - 1, began).token, path)
 
-        async with polled(world_of([job], pods), {"uid-0": "uid-0"}, wake, ask) as agents:
-            await known.wait()
-            await asyncio.sleep(began - time.monotonic())
-            cpu = time.process_time()
-            await asyncio.wait_for(named.wait(), PATIENCE_SECONDS)
-            taken, spent = time.monotonic() - began, time.process_time() - cpu
-            live = agents.live("uid-0")
-            assert live is not None
-            assert live.suspicion is not None
-            return taken, spent, live.suspicion.blame.rank == pods * SIMULATED_RANKS - 1
+    async with polled(world_of([job], pods), {"uid-0": "uid-0"}, wake, ask) as agents:
+        await known.wait()
+        await asyncio.sleep(began - time.monotonic())
+        cpu = time.process_time()
+        await asyncio.wait_for(named.wait(), PATIENCE_SECONDS)
+        taken, spent = time.monotonic() - began, time.process_time() - cpu
+        live = agents.live("uid-0")
+        assert live is not None
+        assert live.suspicion is not None
+        return taken, spent, live.suspicion.blame.rank == pods * SIMULATED_RANKS - 1
 
 
 def hangs(pods: int, times: int) -> Iterator[harness.Row]:
@@ -165,16 +167,17 @@ def memory_mib() -> float:
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
-def scale(jobs: int, pods: int, rounds: int) -> Iterator[harness.Row]:
-    """Rows for so many jobs of so many pods each, all of which have an agent."""
+def scale(jobs: int, pods: int, rounds: int, per_second: float = PER_SECOND) -> Iterator[harness.Row]:
+    """Rows for so many jobs of so many pods each, all of which have an agent, and of which so many are asked a
+    second."""
     with simulated() as port:
         before = memory_mib()
-        seen = asyncio.run(ask_many(jobs, pods, port, rounds))
-        name = f"{jobs * pods:,} agents of {jobs:,} jobs"
+        seen = asyncio.run(ask_many(jobs, pods, port, rounds, per_second))
+        name = f"{jobs * pods:,} agents of {jobs:,} jobs, {per_second:g} asked a second"
         yield harness.Row(f"{name}: CPU while they are asked", seen.cpu_seconds / seen.seconds, "cores")
         yield harness.Row(f"{name}: CPU per answer", 1000 * seen.cpu_seconds / seen.answers, "ms")
         yield harness.Row(f"{name}: resident memory, beside none", memory_mib(), "MiB", before)
-        pace = max(INTERVAL_SECONDS, jobs / PER_SECOND)
+        pace = max(INTERVAL_SECONDS, jobs / per_second)
         yield harness.row(f"{name}: age of figures", "s", seen.ages, [pace])
         p95 = statistics.quantiles(seen.ages, n=20, method="inclusive")[-1]
         yield harness.Row(f"{name}: age of figures, p95", p95, "s", pace, len(seen.ages))
@@ -202,10 +205,7 @@ def beside_its_ranks(seconds: float) -> Iterator[harness.Row]:
 async def ask_one(agent: LocalAgent, seconds: float) -> None:
     """Ask a local agent for so many seconds as the operator does."""
     world = world_of([agent.job])
-    async with (
-        asking(lambda _: agent.port) as ask,
-        polled(world, {agent.uid: agent.token}, lambda _: None, ask) as agents,
-    ):
+    async with polled(world, {agent.uid: agent.token}, lambda _: None, asking(lambda _: agent.port)) as agents:
         await asyncio.sleep(seconds)
         if not agents.counts["agent_answers"]:
             raise SystemExit(f"the agent has not answered: {agents.counts}")
@@ -223,6 +223,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 def measure(quick: bool) -> Iterator[harness.Row]:
     yield from beside_its_ranks(15.0 if quick else 60.0)
     yield from scale(1_000, PODS, QUICK_ROUNDS if quick else ROUNDS)
+    yield from scale(10_000, 1, QUICK_ROUNDS, MOST_PER_SECOND)
     if not quick:
         yield from scale(10_000, 1, QUICK_ROUNDS)
     for pods in GANGS:

@@ -111,10 +111,8 @@ async def find(hangs: list[Hang], known: Callable[[Hang], bool]) -> None:
         if all(agents.live(uid) is not None for uid in by_uid):
             all_known.set()
 
-    async with (
-        asking(lambda agent: by_uid[agent.job_uid].agent.port) as ask,
-        polled(world, tokens, wake, ask) as agents,
-    ):
+    ask = asking(lambda agent: by_uid[agent.job_uid].agent.port)
+    async with polled(world, tokens, wake, ask) as agents:
         await asyncio.wait_for(all_known.wait(), PATIENCE_SECONDS)
         await asyncio.sleep(random.uniform(0, INTERVAL_SECONDS))
         for one in hangs:

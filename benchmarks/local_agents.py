@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import aiohttp
 import psutil
 import yaml
 
@@ -14,7 +13,7 @@ from benchmarks.local_job import Job
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import AGENT_PORT, CONTAINER, Env, Role
 from disttrain_api.ownership import owner_reference
-from disttrain_operator.agent_client import Agent, Ask, over_http
+from disttrain_operator.agent_client import Agent, Ask, ask_directly
 from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.plan.identity import pod_labels, pod_name
@@ -84,25 +83,23 @@ def worker_pod(raw: Raw, index: int) -> Raw:
     }
 
 
-@asynccontextmanager
-async def asking(port_of: Callable[[Agent], int]) -> AsyncIterator[Ask]:
-    """How the operator asks, but of this machine's ports."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
-        ask_agent = over_http(session)
+def asking(port_of: Callable[[Agent], int]) -> Ask:
+    """Return how the operator asks, but of this machine's ports."""
 
-        async def ask(agent: Agent, token: str, path: str) -> bytes:
-            return await ask_agent(replace(agent, host="127.0.0.1", port=port_of(agent)), token, path)
+    async def ask(agent: Agent, token: str, path: str) -> bytes:
+        return await ask_directly(replace(agent, host="127.0.0.1", port=port_of(agent)), token, path)
 
-        yield ask
+    return ask
 
 
 @asynccontextmanager
 async def polled(
-    world: World, tokens: Mapping[str, str], wake: Callable[[str], None], ask: Ask
+    world: World, tokens: Mapping[str, str], wake: Callable[[str], None], ask: Ask, per_second: float = PER_SECOND
 ) -> AsyncIterator[Agents]:
-    """The operator's part that asks agents, at the operator's own pace, within the block."""
+    """The operator's part that asks agents, at the operator's own pace unless another one is named, within the
+    block."""
     agents = Agents(
-        world, tokens.__getitem__, wake, lambda: True, interval=INTERVAL_SECONDS, per_second=PER_SECOND, ask=ask
+        world, tokens.__getitem__, wake, lambda: True, interval=INTERVAL_SECONDS, per_second=per_second, ask=ask
     )
     running = asyncio.create_task(agents.run())
     try:

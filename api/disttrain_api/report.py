@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic_core import core_schema
 
 from disttrain_api.base import ApiModel
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
@@ -34,11 +35,12 @@ _MAX_METRIC_NAME = 128
 _MAX_LOG = _MAX_PATH = 4096
 
 
-def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return handler(value)
-    except ValueError:
-        return None
+class _NoneInstead:
+    """None in place of a value that is not sound, by pydantic's own code: with a function in Python for it, it takes
+    half as long again to read an agent's answer."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.with_default_schema(handler(source), default=None, on_error="default")
 
 
 def _cut(most: int) -> BeforeValidator:
@@ -70,7 +72,7 @@ def _is_finite(number: Any) -> bool:
     return -1e308 < number < 1e308
 
 
-_OrNone = WrapValidator(_or_none)
+_OrNone = _NoneInstead()
 
 _Rank = Annotated[int, Field(ge=0, le=2**31)]
 _Steps = Annotated[int, Field(ge=0, le=2**53)]

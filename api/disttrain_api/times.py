@@ -12,7 +12,8 @@ _MAX_LENGTH = 64
 
 def timestamp(moment: datetime) -> str:
     """Return the moment in the form that Kubernetes writes."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # strftime takes four times as long.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def parse_time(text: Any) -> datetime | None:

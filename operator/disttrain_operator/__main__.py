@@ -17,7 +17,7 @@ from functools import partial
 
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import Label
-from disttrain_operator.agent_client import ApiServerProxy
+from disttrain_operator.agent_client import ApiServerProxy, ask_directly
 from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
@@ -120,7 +120,7 @@ class Operator:
             acts,
             interval=settings.progress_interval_seconds,
             per_second=settings.progress_per_second,
-            ask=self._proxy.ask if self._proxy is not None else None,
+            ask=self._proxy.ask if self._proxy is not None else ask_directly,
         )
         self._pod_events = PodEvents(client, world, world.wake, acts)
         sources = Sources(live_of=self._agents.live, event_of=self._pod_events.event)

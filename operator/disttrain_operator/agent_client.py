@@ -1,6 +1,5 @@
 """Agents of pods that run: where they listen, how they are asked, and what is believed of an answer."""
 
-import errno
 import ipaddress
 import re
 import ssl
@@ -14,6 +13,7 @@ from yarl import URL
 from disttrain_api.agent_api import STACKS, STATUS
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
+from disttrain_operator.agent_http import exchange
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.kube.auth import Access, ClientCertificate
 from disttrain_operator.kube.cache import Raw
@@ -40,12 +40,6 @@ class Agent:
     """The largest answer that is read."""
 
 
-class Unreachable(Exception):  # noqa: N818 - what the agent is
-    """Nothing answers at the address of a pod that runs, not even the kernel: a program that has ended, is stopped or
-    slow lets its kernel refuse or take a connection."""
-
-
-_NOBODY_THERE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT})
 ANSWER_SECONDS, CONNECT_SECONDS = 5.0, 2.0
 
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
@@ -93,40 +87,14 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
     return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
 
 
-def session_for_agents(
-    *, keeps_connections: bool = False, seconds: float = ANSWER_SECONDS, proxy: str | None = None
-) -> aiohttp.ClientSession:
-    """Return a session for requests to agents."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=not keeps_connections),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
-        proxy=proxy,
-        # What is compressed could become any length.
-        auto_decompress=False,
-        headers={"Accept-Encoding": "identity"},
-    )
-
-
-def over_http(session: aiohttp.ClientSession) -> Ask:
-    """Return how agents are asked."""
-
-    async def ask(agent: Agent, token: str, path: str) -> bytes:
-        url, headers = f"http://{agent.host}:{agent.port}{path}", {TOKEN_HEADER: token}
-        method = "POST" if path == CHECKPOINT_PATH else "GET"
-        try:
-            async with session.request(method, url, headers=headers, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise aiohttp.ClientError(f"it answers {response.status}")
-                return await read_body(response, min(_MOST_BYTES[path], agent.most_bytes))
-        except aiohttp.ConnectionTimeoutError as error:
-            raise Unreachable("no connection in time") from error
-        except aiohttp.ClientConnectorError as error:
-            if error.errno in _NOBODY_THERE:
-                raise Unreachable(error.strerror) from error
-            raise
-
-    return ask
+async def ask_directly(agent: Agent, token: str, path: str) -> bytes:
+    """Ask an agent at the address of its pod."""
+    method = "POST" if path == CHECKPOINT_PATH else "GET"
+    most = min(_MOST_BYTES[path], agent.most_bytes)
+    return await exchange(
+        method, agent.host, agent.port, path, {TOKEN_HEADER: token},
+        most=most, seconds=ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS,
+    )  # fmt: skip
 
 
 class ApiServerProxy:
@@ -146,7 +114,15 @@ class ApiServerProxy:
     async def ask(self, agent: Agent, token: str, path: str) -> bytes:
         """Return what an agent answers. Connections are kept, to the API server alone."""
         if self._session is None:
-            self._session = session_for_agents(keeps_connections=True, seconds=self._seconds, proxy=self._access.proxy)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS),
+                proxy=self._access.proxy,
+                # What is compressed could become any length.
+                auto_decompress=False,
+                headers={"Accept-Encoding": "identity"},
+            )
         headers = {TOKEN_HEADER: token, "User-Agent": "disttrain-operator"}
         if bearer := self._access.credentials.token():
             # The API server keeps it for itself.

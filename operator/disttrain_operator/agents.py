@@ -23,12 +23,11 @@ from disttrain_operator.agent_client import (
     STATUS_PATH,
     Agent,
     Ask,
-    Unreachable,
     agent_of,
+    ask_directly,
     live_of,
-    over_http,
-    session_for_agents,
 )
+from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.hang import exceeds, stall_of
 from disttrain_operator.decide.observed import Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
@@ -41,6 +40,7 @@ from disttrain_operator.snapshot import World
 logger = logging.getLogger(__name__)
 
 AT_A_TIME = 64
+TOGETHER_SECONDS = 0.05
 WATCH_SECONDS = 1.0
 """Between two rounds, at least."""
 _MOST_SKIPPED = 32
@@ -63,7 +63,11 @@ class _Taken:
 
 
 class Turns:
-    """At most so many requests a second, whatever each of them takes; what a break leaves out is not made up for."""
+    """At most so many requests a second, whatever each of them takes; what a break leaves out is not made up for.
+
+    Those of TOGETHER_SECONDS begin at once, up to AT_A_TIME: the operator then wakes once for several, which takes half
+    as long.
+    """
 
     def __init__(self, per_second: float) -> None:
         self._apart = 1.0 / per_second
@@ -72,7 +76,7 @@ class Turns:
     def wait(self, now: float) -> float:
         """Return the seconds until the next request, after one has begun. now: seconds of a clock that only grows."""
         self._next = max(self._next + self._apart, now)
-        return self._next - now
+        return self._next - now if self._next - now > TOGETHER_SECONDS else 0.0
 
 
 class Agents:
@@ -87,11 +91,11 @@ class Agents:
         *,
         interval: float,
         per_second: float,
-        ask: Ask | None = None,
+        ask: Ask = ask_directly,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`token_of`: the token of a job's agents, by its uid. `wake`: have a job looked at, by its uid. ask: how
-        agents are asked; None: at the addresses of their pods. sleep: lets seconds pass while a gang is looked at."""
+        agents are asked. sleep: lets seconds pass while a gang is looked at."""
         self._world, self._token_of, self._wake, self._active = world, token_of, wake, active
         self._interval, self._turns = interval, Turns(per_second)
         self._ask_with, self._stacks = ask, GangStacks(world, token_of, sleep)
@@ -117,23 +121,21 @@ class Agents:
 
     async def run(self) -> None:
         """Ask, round after round, until cancelled."""
-        loop = asyncio.get_running_loop()
-        async with session_for_agents() as session:
-            ask = self._ask_with or over_http(session)
-            due = loop.time()
-            # A round does not wait for the answers of the former: gangs that are looked at take longer than others.
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    began = loop.time()
-                    then = began + min(WATCH_SECONDS, self._interval)
-                    if self._active():
-                        if began >= due:
-                            due = began + self._interval
-                            await self.round(ask, tasks)
-                        else:
-                            await self.watch(ask, tasks, due)
-                        then = min(then, due)
-                    await asyncio.sleep(max(0.0, then - loop.time()))
+        loop, ask = asyncio.get_running_loop(), self._ask_with
+        due = loop.time()
+        # A round does not wait for the answers of the former: gangs that are looked at take longer than others.
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                began = loop.time()
+                then = began + min(WATCH_SECONDS, self._interval)
+                if self._active():
+                    if began >= due:
+                        due = began + self._interval
+                        await self.round(ask, tasks)
+                    else:
+                        await self.watch(ask, tasks, due)
+                    then = min(then, due)
+                await asyncio.sleep(max(0.0, then - loop.time()))
 
     async def round(self, ask: Ask, tasks: asyncio.TaskGroup) -> None:
         """Ask every agent that is due once for its figures, in tasks of this group."""
@@ -163,7 +165,8 @@ class Agents:
             await self._slots.acquire()
             self._asked.add(agent.job_uid)
             tasks.create_task(asked(agent, ask)).add_done_callback(partial(self._answered, agent.job_uid))
-            await asyncio.sleep(self._turns.wait(loop.time()))
+            if seconds := self._turns.wait(loop.time()):
+                await asyncio.sleep(seconds)
 
     def _answered(self, uid: str, _: asyncio.Task[None]) -> None:
         self._asked.discard(uid)

@@ -15,7 +15,8 @@ from disttrain_api.report import (
     decode_stacks,
     main_thread,
 )
-from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, Unreachable, agent_of, live_of
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
+from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.observed import Stall, Suspicion
 from disttrain_operator.decide.stacks import blame_of, main_stack, wait_for_others
 from disttrain_operator.decide.suspicion import (

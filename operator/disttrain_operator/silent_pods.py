@@ -14,11 +14,10 @@ from disttrain_operator.agent_client import (
     STATUS_PATH,
     Agent,
     Ask,
-    Unreachable,
     agent_of,
-    over_http,
-    session_for_agents,
+    ask_directly,
 )
+from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.missed import missed
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.fair_queue import FairQueue
@@ -56,7 +55,7 @@ class SilentPods:
         wake: Callable[[str], None],
         active: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
-        ask: Ask | None = None,
+        ask: Ask = ask_directly,
     ) -> None:
         """`token_of`, `live_of`: the token of a job's agents and what the last of them has answered, by the job's uid.
         `wake`: have a job looked at, by its uid."""
@@ -73,12 +72,10 @@ class SilentPods:
 
     async def run(self) -> None:
         """Ask, round after round, until cancelled."""
-        async with session_for_agents() as session:
-            ask = self._ask_with or over_http(session)
-            while True:
-                if self._active():
-                    await self.round(ask)
-                await asyncio.sleep(ROUND_SECONDS)
+        while True:
+            if self._active():
+                await self.round(self._ask_with)
+            await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self, ask: Ask) -> None:
         """Ask the agents of all pods that are missed, once."""

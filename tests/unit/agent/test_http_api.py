@@ -22,7 +22,9 @@ from disttrain_agent.connection_limits import ConnectionLimiter
 from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_FILE, TOKEN_HEADER, Env
-from disttrain_api.report import STOPPED, AgentStatus, decode_agent_status
+from disttrain_api.report import STOPPED, AgentStatus, decode_agent_status, decode_stacks
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ask_directly
+from disttrain_operator.agent_http import NoAnswer
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from tests.described_answer import assert_described
 from tests.waiting import GENEROUS
@@ -212,6 +214,19 @@ def test_ranks_that_listen_see_each_request_for_a_checkpoint(asked: Pod) -> None
         request.answered()
         assert not request.pending
         peer.answered()
+    let_go(asked)
+
+
+def test_the_operators_client_takes_what_an_agent_answers(asked: Pod) -> None:
+    agent = Agent("uid-1", "pod", 3, "127.0.0.1", int(asked.changes[Env.AGENT_PORT]))
+    status = decode_agent_status(asyncio.run(ask_directly(agent, TOKEN, STATUS_PATH)))
+    assert status is not None
+    assert [rank.report.step for rank in status.ranks] == [1]
+    stacks = decode_stacks(asyncio.run(ask_directly(agent, TOKEN, STACKS_PATH)), range(1, 2))
+    assert "where_it_waits" in stacks[1]
+    for token, path, code in (("another", STATUS_PATH, 401), (TOKEN, CHECKPOINT_PATH, 409)):
+        with pytest.raises(NoAnswer, match=f"it answers {code}"):
+            asyncio.run(ask_directly(agent, token, path))
     let_go(asked)
 
 

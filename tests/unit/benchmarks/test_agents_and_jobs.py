@@ -34,9 +34,8 @@ async def test_the_operators_code_takes_the_answers_of_the_simulated_agents() ->
     woken: list[str] = []
     agents = Agents(world_of(jobs, 2), lambda uid: uid, woken.append, lambda: True, interval=1, per_second=1e6)
     with simulated() as port:
-        async with asking(lambda agent: port) as ask:
-            for _ in range(2):
-                async with asyncio.TaskGroup() as tasks:
-                    await agents.round(ask, tasks)
+        for _ in range(2):
+            async with asyncio.TaskGroup() as tasks:
+                await agents.round(asking(lambda agent: port), tasks)
     assert agents.counts == {"agent_answers": 10, "agent_failures": 0, "agent_answers_dropped": 0}
     assert sorted(woken) == sorted([job["metadata"]["uid"] for job in jobs] * 2), "each answer has another step"

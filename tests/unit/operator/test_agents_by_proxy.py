@@ -11,7 +11,7 @@ from aiohttp import web
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, TOKEN_HEADER
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
 from disttrain_operator.__main__ import Operator
-from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ApiServerProxy, agent_of
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ApiServerProxy, agent_of, ask_directly
 from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.kube.auth import Access, ClientCertificate, Credentials
 from disttrain_operator.kube.client import Client
@@ -195,7 +195,7 @@ async def test_the_way_to_agents_is_that_to_the_api_server_unless_a_flag_says_ot
     await operator.close()
     await client.close()
     assert [one for one in asked if "proxy" in one] == (["get pods/proxy", "create pods/proxy"] if proxied else [])
-    assert (operator._agents._ask_with is not None) == proxied
+    assert (operator._agents._ask_with is not ask_directly) == proxied
     assert (operator._silent_pods is None) == proxied, "through the API server no pod is taken for unreachable"
 
 

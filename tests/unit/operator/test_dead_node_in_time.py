@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from disttrain_operator.agent_client import CONNECT_SECONDS, STACKS_PATH, Agent, Unreachable
+from disttrain_operator.agent_client import CONNECT_SECONDS, STACKS_PATH, Agent
+from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.agents import Agents
 from disttrain_operator.decide.missed import missed
 from disttrain_operator.silent_pods import SilentPods

@@ -1,6 +1,5 @@
 """When a pod that others miss is unreachable, and when others miss it: by what comes of asking the agents."""
 
-import errno
 import json
 from collections.abc import Callable
 
@@ -8,7 +7,8 @@ import aiohttp
 import pytest
 
 from disttrain_api.report import STOPPED
-from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Unreachable, over_http
+from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent
+from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.observed import Live
 from disttrain_operator.silent_pods import LEAST_ASKED, SILENT_SECONDS, SilentPods
 from tests.builders import UID
@@ -201,42 +201,3 @@ async def test_what_all_others_do_counts() -> None:
         assert await gang.missing() == set(), (path, answer)
     gang.third = {STATUS_PATH: Unreachable()}
     assert await gang.missing() == {2, 3}
-
-
-class Fails:
-    """A session whose requests fail so."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def request(self, *_: object, **__: object) -> "Fails":
-        return self
-
-    async def __aenter__(self) -> None:
-        raise self.error
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
-def no_connection(number: int) -> Exception:
-    return aiohttp.ClientConnectorError(None, OSError(number, "why"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (aiohttp.ConnectionTimeoutError(), Unreachable),
-        (no_connection(errno.EHOSTUNREACH), Unreachable),
-        (no_connection(errno.ENETUNREACH), Unreachable),
-        (no_connection(errno.ECONNREFUSED), aiohttp.ClientConnectorError),
-        (aiohttp.SocketTimeoutError(), aiohttp.SocketTimeoutError),
-        (TimeoutError(), TimeoutError),
-    ],
-    ids=repr,
-)
-async def test_only_where_not_even_the_kernel_answers_an_agent_is_unreachable(
-    error: Exception, expected: type[Exception]
-) -> None:
-    with pytest.raises(expected):
-        await over_http(Fails(error))(Agent(UID, "pod", 1, "10.0.0.7", 29700), "t", STATUS_PATH)  # type: ignore[arg-type]
