@@ -20,6 +20,7 @@ LONG = "long for what it adds"
 
 ONLY_IN_COMPLETE = {
     r"operator/test_any_field\.py.*\[job\]": LONG,
+    r"operator/test_false_alarms_of_gangs\.py": LONG,
     r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_worker_of_|a_page_has|where_nothing_can_be_)": LONG,
     r"agent/test_trainer_ends\.py.*two pods": LONG,
     r"agent/test_zygote\.py::test_ranks_start_again": LONG,

@@ -1,4 +1,5 @@
-"""Thirty kills by chance in one run: its steps are those of a run without them, and its status tells of each."""
+"""Kills by chance in one run, whose ranks hold the whole model or parts of it: its steps are those of a run without
+them, and its status tells of each."""
 
 import contextlib
 import json
@@ -19,20 +20,21 @@ from tests.chance import chance
 
 from .conftest import Run, Workplace, runs
 from .test_restarts_in_place import agent_of
+from .test_surviving_parts import HYBRID, STAGES, TENSORS
 
-KILLS = 30
+MOST_KILLS, KILLS_OF_A_ROUND = 30, 15
 PER_POD = 2
 INTERVAL, BATCH = 3, 16
 MOST_STEPS = 8
 """Steps of a life that is not let go; a killed one has seen up to BEFORE_A_KILL of them in metrics.jsonl."""
 BEFORE_A_KILL = 5
-STEPS = (KILLS + 2) * MOST_STEPS
+STEPS = (MOST_KILLS + 2) * MOST_STEPS
 """More than all lives before the last one can do."""
-SURVIVED = re.compile(r"resuming after step (\d+) from the memory of rank \d+, which has survived")
+SURVIVED = re.compile(r"resuming after step (\d+) from the memory of ranks? \d[\d, and]*, which ha(?:s|ve) survived")
 RESTARTED = re.compile(r"\[agent\] restart (\d+) in place: rank (\d+) (failed|was lost with its pod)")
 
 
-def job(place: Workplace, released: Path, pods: int) -> Path:
+def job(place: Workplace, released: Path, pods: int, parallelism: dict[str, Any]) -> Path:
     """A job whose ranks are held after some steps of each life, until the file is there."""
     shutil.copy(Path(__file__).with_name("held_data.py"), place.folder)
     config = {"samples": MOST_STEPS * BATCH, "file": str(released)}
@@ -49,6 +51,7 @@ def job(place: Workplace, released: Path, pods: int) -> Path:
         training=training,
         storage=a_claim_template(),
         runPolicy={"restartStrategy": "InPlace", "maxRestarts": 1000, "restartBackoffSeconds": 0},
+        **({"parallelism": parallelism} if parallelism else {}),
     )
 
 
@@ -199,6 +202,7 @@ def says_what_happened(run: Run, chaos: Chaos) -> None:
     attempts = status["attempts"]
     restarts = len(chaos.causes) - 1 + sum(chaos.replaced)
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", len(chaos.causes), restarts)
+    assert (status["progress"]["step"], status["checkpoint"]["step"]) == (STEPS, STEPS)
     assert [entry.get("restartsInPlace", 0) for entry in attempts] == [len(ended) for ended in chaos.causes]
     assert [len(entry.get("replacements", [])) for entry in attempts] == chaos.replaced
     for attempt, causes in enumerate(chaos.causes, start=1):
@@ -228,25 +232,37 @@ def _time(text: str) -> datetime:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("pods", [1, 2])
-def test_thirty_kills_change_no_step_and_the_status_tells_of_each(workplace: Workplace, pods: int) -> None:
+@pytest.mark.parametrize(
+    ("pods", "parallelism", "kills"),
+    [
+        (1, {}, MOST_KILLS),
+        (2, {}, MOST_KILLS),
+        (2, HYBRID, KILLS_OF_A_ROUND),
+        (2, TENSORS, KILLS_OF_A_ROUND),
+        (2, STAGES, KILLS_OF_A_ROUND),
+    ],
+    ids=["one pod", "two pods", "shards", "tensors", "stages"],
+)
+def test_many_kills_change_no_step_and_the_status_tells_of_each(
+    workplace: Workplace, pods: int, parallelism: dict[str, Any], kills: int
+) -> None:
     random, released = chance(), workplace.folder / "released"
-    run = workplace.start(job(workplace, released, pods))
-    chaos = Chaos(run, pods, random)
-    of_two: list[Callable[[], None]] = [chaos.kill_two, chaos.kill_beside_a_stopped_rank] * 2
-    of_two += [chaos.kill_amid_a_restart] * 4
-    of_pods = [chaos.kill_a_pod] * 6 if pods > 1 else [chaos.kill_the_only_pod] * 2
-    acts = of_two + of_pods + [chaos.kill_a_rank] * (KILLS - 2 * len(of_two) - len(of_pods))
+    run = workplace.start(job(workplace, released, pods, parallelism))
+    chaos, rounds = Chaos(run, pods, random), kills // KILLS_OF_A_ROUND
+    of_two: list[Callable[[], None]] = [chaos.kill_two, chaos.kill_beside_a_stopped_rank] * rounds
+    of_two += [chaos.kill_amid_a_restart] * 2 * rounds
+    of_pods = [chaos.kill_a_pod] * 3 * rounds if pods > 1 else [chaos.kill_the_only_pod] * rounds
+    acts = of_two + of_pods + [chaos.kill_a_rank] * (kills - 2 * len(of_two) - len(of_pods))
     random.shuffle(acts)
     for act in acts:
         act()
-    assert chaos.kills == KILLS
+    assert chaos.kills == kills
     released.touch()
     assert run.wait() == 0, run.stderr
     assert not run.left()
 
     undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released, pods))
+    other = undisturbed.run(job(undisturbed, released, pods, parallelism))
     assert other.exit_code == 0, other.stderr
     has_the_steps_of(run, other)
     says_what_happened(run, chaos)

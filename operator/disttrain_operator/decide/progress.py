@@ -34,18 +34,20 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
 def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
     """The ranks' reports with their attempts, the newest attempt last and within it the lowest rank last.
 
-    With each, whether its pod still runs.
+    Of a rank whose pod was made again alone, what the pod that is gone has said comes first. With each, whether its pod
+    still runs.
     """
     reported = [
-        (pod.attempt, -pod.report.progress.rank, pod.report.progress, False)
+        (pod.attempt, pod.report.progress, not pod.gone, False)
         for pod in observed.pods
         if pod.report is not None and pod.report.progress is not None
     ]
     live = observed.live
     if live is not None and live.report is not None and any(_speaks(pod, live.pod_uid) for pod in observed.pods):
-        reported.append((live.attempt, -live.report.rank, live.report, True))
-    ordered = sorted(reported, key=lambda entry: entry[:2])
-    return [(attempt, report, runs) for attempt, _, report, runs in ordered]
+        reported.append((live.attempt, live.report, True, True))
+    # Of several pods that are gone nothing says which was the last.
+    ordered = sorted(reported, key=lambda entry: (entry[0], -entry[1].rank, entry[2], entry[1].step))
+    return [(attempt, report, runs) for attempt, report, _, runs in ordered]
 
 
 def _speaks(pod: PodFacts, uid: str) -> bool:

@@ -60,6 +60,28 @@ LOSSES: dict[str, tuple[Loss, str, bool]] = {
 }
 
 
+@pytest.mark.parametrize("uids", [("a", "z"), ("z", "a"), ("z", "y", "a")])
+def test_the_last_words_of_a_pod_that_was_made_again_alone_are_newer_than_those_of_the_former(
+    uids: tuple[str, ...],
+) -> None:
+    """Red where the order of the uids decides, which is that of the pods that are known."""
+    world = a_gang()
+    for step, uid in enumerate(uids, start=5):
+        world.pod(0)["metadata"]["uid"] = uid
+        world.end(0, 137, report=a_report(step)).settle().confirm_deletions().settle()
+        assert progress_of(world) == step
+        world.pass_time(30).put(running(world.pod(0))).settle()
+    for index in range(3):
+        world.end(index, 0, report=a_report(9) if index == 0 else None)
+    world.settle()
+    assert (world.job.status.phase, progress_of(world)) == ("Succeeded", 9)
+
+
+def progress_of(world: World) -> int | None:
+    found = world.job.status.progress
+    return None if found is None else found.step
+
+
 @pytest.mark.parametrize(("lose", "reason", "counted"), LOSSES.values(), ids=LOSSES)
 def test_a_lost_pod_is_made_again_alone_and_all_ranks_wait_for_it(lose: Loss, reason: str, counted: bool) -> None:
     world = a_gang()
