@@ -1,4 +1,5 @@
-"""Hours of evaluations, saves, compilation and pauses, in a time of their own: no alarm without a cause, one with it.
+"""Hours of evaluations, saves, restarts, compilation and pauses, in a time of their own: no alarm without a cause, one
+with it.
 
 The clocks are those of a job: the agents' over the report files and the times of steps, the operator's over the agents'
 answers, and rank 0's over the own times of all ranks. Two pods have two ranks each.
@@ -59,8 +60,8 @@ class Hours:
     """The ranks' own times of each step since then."""
     disturbed: bool = False
     """Whether something has happened since then that makes a step long."""
-    frozen: int | None = None
-    """The pod whose machine stands still."""
+    frozen: tuple[int, ...] = ()
+    """The pods whose machines stand still."""
     blame: Blame | None = WAITS
     """What the stacks tell whenever they are asked for: at worst the same as of a hang."""
     suspicions: list[tuple[float, Suspicion]] = field(default_factory=list)
@@ -109,11 +110,11 @@ class Hours:
             self.now = max(self.now, self.looks * TICK_SECONDS)
             self.looks += 1
             for pod, clock in enumerate(self.clocks):
-                if pod != self.frozen:
+                if pod not in self.frozen:
                     clock.look()
-            if self.looks % TICKS_OF_LOOK or self.frozen == 0:
+            if self.looks % TICKS_OF_LOOK or 0 in self.frozen:
                 continue
-            if self.frozen is None:
+            if not self.frozen:
                 self.look_for_hangs()
             for rank in (0, 1):
                 self.reports.of(rank)
@@ -154,10 +155,16 @@ class Hours:
         if suspicion is not None:
             self.suspicions.append((self.now, suspicion))
 
-    def freeze(self, seconds: float) -> int:
+    def freeze(self, seconds: float) -> tuple[int, ...]:
         """A machine stands still, and its node is not ready after a while until it reports again; or all processes of
-        the first pod do, and no node says so. Returns whose."""
-        self.frozen = index = self.chance.randrange(2)
+        the first pod or of both do, and no node says so. Returns whose."""
+        index = self.chance.randrange(2)
+        if self.chance.random() < 0.25:
+            self.frozen = frozen = (0, 1)
+            self.pass_time(seconds)
+            self.frozen = ()
+            return frozen
+        self.frozen = (index,)
         pod = self.world.pod(index)
         of_machine = index == 1 or self.chance.random() < 0.5
         self.pass_time(min(seconds, SILENT_SECONDS) if of_machine else seconds)
@@ -166,8 +173,8 @@ class Hours:
             self.pass_time(seconds - SILENT_SECONDS)
             since = timestamp(self.began + timedelta(seconds=self.now))
             pod["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
-        self.frozen = None
-        return index
+        self.frozen = ()
+        return (index,)
 
     def work(self) -> None:
         """Take a step; now and then one that is long, but no two of them between two lines of the log."""
@@ -191,8 +198,8 @@ class Hours:
             done = chance.random()
             self.pass_time(done * whole)
             before = self.now
-            pod = self.freeze(chance.choice([chance.uniform(0, 40), chance.uniform(0, 1500)]))
-            own[2 * pod] += self.now - before
+            for pod in self.freeze(chance.choice([chance.uniform(0, 40), chance.uniform(0, 1500)])):
+                own[2 * pod] += self.now - before
             done = 1.0 - done
         self.pass_time(done * whole)
         for times in self.times:
@@ -222,6 +229,22 @@ class Hours:
         self.say(phase=RankPhase.TRAINING)
         self.take_steps(True)
 
+    def start_again(self) -> None:
+        """All ranks start again in their pods: they load a checkpoint, or the parameters of another job, and compile
+        their first step."""
+        self.take_steps(False)
+        self.reports.begin_again()
+        for times in self.times:
+            times.close()
+        self.times = [StepTimes(2 * pod, self.folder, lambda: self.now) for pod in (0, 1)]
+        self.watch = Stragglers([range(4)])
+        self.say(phase=RankPhase.STARTING, loss=None, remaining_seconds=None)
+        self.pass_time(self.chance.uniform(0, 1200))
+        self.say(phase=RankPhase.TRAINING)
+        self.take_steps(True)
+        self.pass_time(self.chance.uniform(0, 900))
+        self.line, self.owns, self.disturbed = (self.step, self.now), [], False
+
     def take_steps(self, takes: bool) -> None:
         """The ranks begin to take steps, or have ended that."""
         if takes:
@@ -241,7 +264,10 @@ class Hours:
         while self.now < until:
             self.work()
             if self.step % evaluates == 0:
-                self.rest(RankPhase.EVALUATING, chance.uniform(0, 1200))
+                # Tasks of choices take longer than a held-out loss.
+                self.rest(RankPhase.EVALUATING, chance.uniform(0, 7200 if chance.random() < 0.1 else 1200))
+            if chance.random() < 0.003:
+                self.start_again()
             if self.step % saves == 0:
                 self.rest(RankPhase.SAVING, chance.uniform(0, 600))
 
