@@ -1,14 +1,26 @@
 """Tokens per second of a corpus's microbatches, as the trainer reads them, beside numpy's memory map of the same file:
-the same ones in the same order, cut and stacked as nanoGPT does it. MB/s of text that `disttrain data prepare` turns
-into shards beside the library tokenizers alone, in one process.
+the same ones in the same order, cut and stacked as nanoGPT does it. And beside two libraries with the same tokens in
+their own files: Hugging Face's datasets, asked for the same samples, and mosaicml-streaming, which shuffles by itself.
+MB/s of text that `disttrain data prepare` turns into shards beside the library tokenizers alone, in one process.
+
+The two libraries are no dependencies of this project, and do not go with its versions of others. PEERS names a virtual
+environment that has them, which may be made so; what it lacks is left out, by name:
+
+    python3 -m venv peers
+    peers/bin/pip install mosaicml-streaming datasets
+    PEERS=$PWD/peers .venv/bin/python benchmarks/data_loading.py
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
 
+import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +36,14 @@ from disttrain_api.corpus import CorpusConfig
 from disttrain_api.training import Training
 from disttrain_trainer.data import corpus
 from disttrain_trainer.data.batches import read_microbatch
+from disttrain_trainer.data.corpus import TokenSequences
 from disttrain_trainer.data.sampler import Slots, permute
 from disttrain_trainer.tasks.supervised import Supervised
 
 LENGTH = 1024
 BATCHES = (1, 8, 32)
 TASK = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
+LIBRARIES = ("datasets", "mosaicml-streaming")
 FILES = sorted(REPOSITORY.glob("docs/*.md"))
 
 
@@ -43,22 +57,80 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         prepare(Settings((source,), "bytes", folder / "corpus"))
         samples = corpus.load(CorpusConfig(path=str(folder / "corpus"), sequence_length=LENGTH, held_out_fraction=0.0))
         mapped = np.memmap(folder / "corpus" / "shard-000000.tokens", np.uint16, "r")
-        size = len(samples.training)
-        for batch in BATCHES:
-            order = permute(np.arange(size // batch * batch), size, 7, 0).reshape(-1, batch)
-            weights = np.ones(batch, np.float32)
-            ours, bare = taking_turns(
-                lambda order=order, weights=weights: [
-                    read_microbatch(TASK, samples.training, Slots(rows, weights)) for rows in order
-                ],
-                lambda order=order: [of_map(mapped, rows) for rows in order],
-                repeats,
-            )
-            tokens = order.size * LENGTH
-            name = f"microbatches of {batch}"
-            yield harness.row(name, "tokens/s", [tokens / each for each in ours], [tokens / each for each in bare])
-
+        yield from beside("microbatches of", samples.training, seconds_of(partial(of_map, mapped)), repeats)
+        for library in LIBRARIES:
+            with peer(library, folder) as seconds:
+                if seconds is not None:
+                    yield from beside(f"beside {library}:", samples.training, seconds, repeats)
         yield tokenizing(folder, source, repeats)
+
+
+Epoch = Callable[[np.ndarray], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+"""Yields the microbatches of an epoch, inputs and targets, of samples [microbatches, samples of each]."""
+
+
+Seconds = Callable[[np.ndarray], float]
+"""Reads an epoch and returns how long that took."""
+
+
+def beside(name: str, training: TokenSequences, other: Seconds, repeats: int) -> Iterator[harness.Row]:
+    """Whole epochs, by the size of a microbatch."""
+    size, own = len(training), seconds_of(partial(ours, training))
+    for batch in BATCHES:
+        order = permute(np.arange(size // batch * batch), size, 7, 0).reshape(-1, batch)
+        taken = [(own(order), other(order)) for _ in range(repeats)]
+        values, references = ([order.size * LENGTH / each for each in side] for side in zip(*taken, strict=True))
+        yield harness.row(f"{name} {batch}", "tokens/s", values, references)
+
+
+def seconds_of(epoch: Epoch) -> Seconds:
+    """What reads these microbatches here."""
+
+    def seconds(order: np.ndarray) -> float:
+        begin = time.perf_counter()
+        found = list(epoch(order))
+        taken = time.perf_counter() - begin
+        sizes = {tuple(part.shape) for batch in found for part in batch}
+        assert (len(found), sizes) == (len(order), {(order.shape[1], LENGTH)}), (len(found), len(order), sizes)
+        return taken
+
+    return seconds
+
+
+@contextmanager
+def peer(library: str, folder: Path) -> Iterator[Seconds | None]:
+    """What reads the same tokens with a library; None where it is not installed, which is printed."""
+    python = Path(os.environ.get("PEERS", "/nonexistent")) / "bin" / "python"
+    script = Path(__file__).with_name("data_loading_peer.py")
+    tokens = folder / "corpus" / "shard-000000.tokens"
+    command = [str(python), str(script), library, str(tokens), str(LENGTH), str(folder / library)]
+    if not python.exists():
+        print(f"left out: beside {library}: PEERS must name a virtual environment that has it (--help)", flush=True)
+        yield None
+        return
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        found = process.stdout.readline().strip()
+        print(
+            f"{library} {found}" if found else f"left out: beside {library}: {python} has it not (--help)", flush=True
+        )
+
+        def seconds(order: np.ndarray) -> float:
+            np.save(folder / "order.npy", order)
+            print(folder / "order.npy", file=process.stdin, flush=True)
+            return float(process.stdout.readline())
+
+        yield seconds if found else None
+        process.stdin.close()
+
+
+def ours(training: TokenSequences, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The trainer's."""
+    weights = np.ones(order.shape[1], np.float32)
+    for rows in order:
+        microbatch = read_microbatch(TASK, training, Slots(rows, weights))
+        yield microbatch.inputs, microbatch.targets
 
 
 def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:
@@ -82,12 +154,13 @@ def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:
     return harness.row("prepare", "MB/s", [size / each for each in own], [size / each for each in bare])
 
 
-def of_map(mapped: np.memmap, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same microbatch from the map, cut and stacked as scripts do that read one: inputs, and targets."""
-    starts = [int(row) * LENGTH for row in rows]
-    inputs = [torch.from_numpy(mapped[at : at + LENGTH].astype(np.int64)) for at in starts]
-    targets = [torch.from_numpy(mapped[at + 1 : at + 1 + LENGTH].astype(np.int64)) for at in starts]
-    return torch.stack(inputs), torch.stack(targets)
+def of_map(mapped: np.memmap, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same microbatches from the map, cut and stacked as scripts do that read one."""
+    for rows in order:
+        starts = [int(row) * LENGTH for row in rows]
+        inputs = [torch.from_numpy(mapped[at : at + LENGTH].astype(np.int64)) for at in starts]
+        targets = [torch.from_numpy(mapped[at + 1 : at + 1 + LENGTH].astype(np.int64)) for at in starts]
+        yield torch.stack(inputs), torch.stack(targets)
 
 
 def taking_turns(
