@@ -15,19 +15,21 @@ from disttrain_trainer.data.corpora.stream import TokenStream
 TOKENS = [list(range(1, 40)), [200, 3], list(range(50)), [7] * 30]
 
 
-def write_indexed(folder: Path, older: bool, dtype: str = "<u2", code: int = 8) -> Path:
-    """What Megatron-LM writes: sequences, of which the middle two are one document."""
+def write_indexed(folder: Path, older: bool, dtype: str = "<u2", code: int = 8, tokens=TOKENS, ends=(1, 3, 4)) -> Path:
+    """What Megatron-LM writes: sequences, and how many of them there are up to the end of each document. Of those that
+    are here by default, the middle two are one document."""
     folder.mkdir(exist_ok=True)
-    arrays = [np.array(tokens, dtype) for tokens in TOKENS]
+    arrays = [np.array(sequence, dtype) for sequence in tokens]
     (folder / "set.bin").write_bytes(b"".join(array.tobytes() for array in arrays))
     lengths = np.array([len(array) for array in arrays])
-    places, documents = np.concatenate([[0], np.cumsum(lengths)]), np.array([0, 1, 3, 4])
-    size = np.dtype(dtype).itemsize
+    places, documents = np.concatenate([[0], np.cumsum(lengths)]), np.array([0, *ends])
+    size, count = np.dtype(dtype).itemsize, len(arrays)
     if older:
-        head = b"TNTIDX\0\0" + np.array([1, code, size, 4, 4, 4], "<u8").tobytes()
-        tables = [np.arange(5), places, lengths, documents]
+        head = b"TNTIDX\0\0" + np.array([1, code, size, count, count, len(documents)], "<u8").tobytes()
+        tables = [np.arange(count + 1), places, lengths, documents]
     else:
-        head = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + bytes([code]) + np.array([4, 4], "<u8").tobytes()
+        counts = np.array([count, len(documents)], "<u8").tobytes()
+        head = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + bytes([code]) + counts
         tables = [lengths.astype("<i4"), places[:-1] * size, documents]
     rest = b"".join(table.astype(table.dtype if table.dtype == np.int32 else "<i8").tobytes() for table in tables)
     (folder / "set.idx").write_bytes(head + rest)
