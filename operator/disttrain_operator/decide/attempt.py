@@ -6,7 +6,13 @@ from disttrain_api.names import Reason
 from disttrain_api.rules.misnamed import advice
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.addresses import address_overdue_at
-from disttrain_operator.decide.attempt_history import begin_attempt, ended_by, restarting, start_must_end_at
+from disttrain_operator.decide.attempt_history import (
+    begin_attempt,
+    ended_by,
+    lost_node,
+    restarting,
+    start_must_end_at,
+)
 from disttrain_operator.decide.clock import earliest, timestamp
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang import Gang
@@ -66,7 +72,8 @@ def _suspicions(status: JobStatus) -> tuple[Event, ...]:
     if not nodes:
         return ()
     slow = ", or a rank was slow" if any(attempt.slow_node in nodes for attempt in status.attempts) else ""
-    sentence = f"attempt {status.attempt} avoids {', '.join(nodes)}: several attempts failed first there{slow}"
+    lost = ", or it was lost with the last one" if lost_node(status) in nodes else ""
+    sentence = f"attempt {status.attempt} avoids {', '.join(nodes)}: several attempts failed first there{slow}{lost}"
     return (Event(Reason.NODE_SUSPECTED, sentence, warning=True),)
 
 

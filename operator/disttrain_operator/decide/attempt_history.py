@@ -12,6 +12,7 @@ from disttrain_operator.decide.clock import after, timestamp
 
 KEPT_ATTEMPTS = 10
 KEPT_REPLACEMENTS = 50
+KEPT_LOST_NODES = 10
 # Restarts of these are not counted, and a deadline is one over all of them: else it would begin anew with each.
 _BEFORE_THE_START = (FailureClass.NOT_STARTED, FailureClass.DISRUPTION, FailureClass.NODE_LOST)
 
@@ -234,14 +235,34 @@ def replacements_without_progress(status: JobStatus, pod: str) -> int:
 
 
 def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list[str]:
-    """Nodes on which enough attempts failed first within the window, or had a slow rank where that counts."""
+    """Nodes on which enough attempts failed first within the window, or had a slow rank where that counts; and the one
+    that the last attempt was lost with, of which Kubernetes may not know yet that it is dead."""
     suspicion = policy.node_suspicion
     since = now - timedelta(seconds=suspicion.window_seconds)
     recent = [attempt for attempt in status.attempts if attempt.end_time and after(attempt.end_time, 0) >= since]
     failures = Counter(node for attempt in recent if (node := _failed_node(attempt)) is not None)
     failed = {node for node, count in failures.items() if suspicion.failures and count >= suspicion.failures}
     slow = {attempt.slow_node for attempt in recent if attempt.slow_node} if suspicion.stragglers else set()
-    return sorted(failed | slow)
+    lost = lost_node(status) if suspicion.failures else None
+    return sorted(failed | slow | ({lost} if lost else set()))
+
+
+def lost_node(status: JobStatus) -> str | None:
+    """The node with which the attempt before the current one was lost."""
+    return _node_if_lost(ended_by(status))
+
+
+def _node_if_lost(verdict: Verdict | None) -> str | None:
+    return verdict.node if verdict is not None and verdict.class_ == FailureClass.NODE_LOST else None
+
+
+def avoid_lost_node(status: JobStatus, verdict: Verdict, policy: RunPolicy) -> JobStatus:
+    """The pod that is made again in the current attempt avoids the node that it was lost with, if it was."""
+    node, avoided = _node_if_lost(verdict), status.attempts[-1].avoided_nodes
+    if node is None or node in avoided or not policy.node_suspicion.failures:
+        return status
+    # The oldest goes: a job may outlive many nodes.
+    return _with_current(status, {"avoided_nodes": [*avoided, node][-KEPT_LOST_NODES:]})
 
 
 def _failed_node(attempt: Attempt) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from disttrain_api.names import ExitCode
+from disttrain_operator.decide.decision import CreatePod
 from disttrain_operator.decide.observed import Live
 from tests.builders import a_report
 from tests.unit.decide.test_failures import verdict
@@ -43,6 +44,22 @@ def test_a_gang_that_is_recreated_loses_the_pod_as_well() -> None:
     assert (found.class_, found.pod, found.action) == ("NodeLost", POD, "RestartWithoutCounting")
     assert world.job.status.restarts_since_checkpoint == 0
     assert {pod["metadata"]["name"] for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]} >= {POD}
+
+
+@pytest.mark.parametrize(("failures", "avoided"), [(2, ["node1"]), (0, [])])
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_takes_the_place_of_the_pod_avoids_its_node(alone: bool, failures: int, avoided: list[str]) -> None:
+    """Its name may be free before Kubernetes has noticed: then the scheduler takes the node for a sound one."""
+    policy = {"nodeSuspicion": {"failures": failures}, "terminationTimeoutSeconds": 1}
+    world = a_gang(**policy) if alone else a_running_world(workers={"replicas": 3}, runPolicy=policy)
+    unreachable(world, 1, missing=frozenset({1})).settle().confirm_deletions()
+    made = [one for one in world.decide().actions if isinstance(one, CreatePod)]
+    assert [one.index for one in made] == ([1] if alone else [0, 1, 2])
+    assert {one.avoid for one in made} == {tuple(avoided)}
+    assert world.settle().job.status.attempts[-1].avoided_nodes == avoided
+    named = [event.message for event in world.events if event.reason == "NodeSuspected"]
+    assert len(named) == (0 if alone or not avoided else 1)
+    assert all("attempt 2 avoids node1: several attempts failed first there, or it was lost" in one for one in named)
 
 
 def test_no_attempt_begins_beside_a_pod_that_nobody_hears() -> None:

@@ -31,4 +31,4 @@ def test_a_verdict_that_is_put_right_clears_the_node_that_it_had_blamed() -> Non
     silent["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     world.settle()
     assert (verdict(world, 2).class_, verdict(world, 2).node) == ("NodeLost", "node2")
-    assert world.job.status.attempts[-1].avoided_nodes == []
+    assert world.job.status.attempts[-1].avoided_nodes == ["node2"]

@@ -11,6 +11,7 @@ from disttrain_api.run_policy import FailureAction
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import (
+    avoid_lost_node,
     count_restart,
     in_attempt,
     ran,
@@ -50,6 +51,7 @@ def note_replacements(situation: Situation) -> Transition | None:
             return finish(situation.status, now, State.FAILED, exhausted)
         status = count_restart(status, counted=counted)
         status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now)
+        status = avoid_lost_node(status, verdict, policy)
         message = message or verdict.message
     waits = waits_for_lost_pods(situation.spec)
     others = ", and the ranks of all pods wait for it" if waits else ""
