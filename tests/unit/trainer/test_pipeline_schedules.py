@@ -8,11 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disttrain_api.parallelism import Parallelism, Pipeline, PipelineSchedule
-from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, index_of_stage, microbatches_of, rounds_of, stages_of
+from disttrain_api.pipeline import (
+    FLUSHLESS_SCHEDULES,
+    SINGLE_STAGE_SCHEDULES,
+    index_of_stage,
+    microbatches_of,
+    rounds_of,
+    stages_of,
+)
 from disttrain_api.rules.pipeline import PIPELINE_RULES
 from disttrain_api.spec import JobSpec, Workers
 from disttrain_trainer.parallel.pipeline.schedule import build_schedule, table_of
-from disttrain_trainer.parallel.pipeline.simulate import Action, Kind, Table, end_times, idle_part
+from disttrain_trainer.parallel.pipeline.simulate import (
+    Action,
+    Kind,
+    Table,
+    end_times,
+    idle_part,
+    splits_backward,
+)
 
 
 def table(schedule: PipelineSchedule, degree: int, microbatches: int, per_rank: int) -> Table:
@@ -54,6 +68,15 @@ def test_zero_bubble_schedules_wait_less() -> None:
     zero = idle_part(table(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, 4, 8, 2), times)
     v = idle_part(table(PipelineSchedule.ZBV_ZERO_BUBBLE, 4, 8, 2), times)
     assert v <= zero < interleaved < one
+
+
+SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV_ZERO_BUBBLE, PipelineSchedule.DUAL_PIPE_V)
+
+
+@pytest.mark.parametrize("schedule", [name for name in PipelineSchedule if name not in FLUSHLESS_SCHEDULES])
+def test_gradients_need_another_layout_only_where_the_backward_pass_is_split(schedule: PipelineSchedule) -> None:
+    per_rank = 1 if schedule in SINGLE_STAGE_SCHEDULES else 2
+    assert splits_backward(table(schedule, 4, 8, per_rank)) is (schedule in SPLIT)
 
 
 @st.composite

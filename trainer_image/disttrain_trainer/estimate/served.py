@@ -80,10 +80,8 @@ class ImaginedParameters(FullParameters):
 
     @property
     def assembled(self) -> list[Tensor]:
-        """Return what the first rank has beside its own pieces: whole parameters, and the gradients pushed last."""
-        if self._copies or not self._world.first:
-            return []
-        return [tensor for one in self.whole.values() for tensor in (one, one.grad) if tensor is not None]
+        """Return what the first rank has beside its own pieces: whole parameters."""
+        return [] if self._copies or not self._world.first else list(self.whole.values())
 
     def _spread(self, tensors: Mapping[Key, Tensor]) -> Iterator[tuple[Key, Tensor]]:
         if self._world.first:
@@ -166,6 +164,8 @@ class Pushes:
         with ValuesOfOne(), torch.no_grad():
             self._pushing.rest()
             self._payload.settle([True] * len(self._placement))
+        if self._group is not None:
+            self._group.drop_gradients()
 
     def _begin(self, step: int) -> None:
         # ValuesOfOne: a payload looks at the places that it sends.

@@ -22,6 +22,7 @@ from disttrain_trainer.parallel.pipeline.clock import StageClock
 from disttrain_trainer.parallel.pipeline.part import PipelinePart
 from disttrain_trainer.parallel.pipeline.pooled_assignments import PooledAssignments
 from disttrain_trainer.parallel.pipeline.schedule import RankStage, Schedule, build_schedule, table_of
+from disttrain_trainer.parallel.pipeline.simulate import splits_backward
 from disttrain_trainer.parallel.shardable import average_whole, left_whole
 from disttrain_trainer.parallel.sharded import reduce_gradients
 from disttrain_trainer.parallel.tensor import settle_gradients
@@ -52,6 +53,7 @@ class Pipeline(PipelinePart):
         self._table = table_of(
             self._schedule, schedule_of(self.parallelism), self.world.mesh.pipeline, self._microbatches
         )
+        self._splits_backward = splits_backward(self._table)
 
     def accumulate_gradients(self, microbatches: Sequence[Microbatch], weight: float, replicas: int) -> Tensor:
         """Same as step.accumulate_gradients; the microbatches are needed where `State.takes_samples` says so."""
@@ -68,7 +70,8 @@ class Pipeline(PipelinePart):
             average_gradients(parameters, self.world)
         average_whole(left_whole(self.stages.values()), self.world)
         settle_gradients(parameters)
-        lay_gradients_out(parameters)
+        if self._splits_backward:
+            lay_gradients_out(parameters)
         for parameter, group in self.shared:
             _sum(parameter, group)
         return total

@@ -37,6 +37,11 @@ Seconds = Mapping[tuple[Kind, int], float]
 """What an action of a kind takes in a stage."""
 
 
+def splits_backward(table: Table) -> bool:
+    """Return whether gradients of parameters are computed apart from those of the inputs, of some microbatches."""
+    return any(action.kind is Kind.PARAMETERS for actions in table.values() for action in actions)
+
+
 def idle_part(table: Table, seconds: Seconds) -> float:
     """The bubble: part of the step, 0 to 1, in which a rank has nothing to do, averaged over the ranks.
 

@@ -66,6 +66,11 @@ class FullParameters:
         for name, parameter in self.whole.items() if self._world.first else ():
             parameter.grad = found.get((name, ""))
 
+    def drop_gradients(self) -> None:
+        """Let go of what `gather_gradients` has put together, before as much is put together again."""
+        for parameter in () if self._copies else self.whole.values():
+            parameter.grad = None
+
     def gather(self, states: States) -> States:
         """Likewise parameters and the optimizer's tensors; on the first rank the states of whole parameters."""
         if self._copies:

@@ -126,7 +126,9 @@ class GroupServers:
         """The gradients of the group's ranks, once; `payload`: of the first rank. Returns the bytes that it sends."""
         self._full_parameters.gather_gradients()
         task, weight, pulled, floor = pushing
-        return self._first(lambda servers: servers.push(task, weight, pulled, floor, payload), int)
+        sent = self._first(lambda servers: servers.push(task, weight, pulled, floor, payload), int)
+        self._full_parameters.drop_gradients()
+        return sent
 
     def fetch(self) -> States:
         """This rank's part of the optimizer's state."""
