@@ -1,6 +1,7 @@
 """Choices by their likelihood: what lm-evaluation-harness finds, in every layout what a plain loop finds."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +13,11 @@ from disttrain_api.choices import ChoicesConfig
 from disttrain_api.jobconfig import JobConfig
 from disttrain_trainer.choices import multiple_of_lengths, require_fit
 from disttrain_trainer.data import choices
-from disttrain_trainer.data.batches import Datasets
+from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.choices import load_choices
+from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.tokenizer import Codec
+from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from disttrain_trainer.runtime.randomness import seed_everything
 from disttrain_trainer.tasks.supervised import Supervised
@@ -267,6 +270,26 @@ def test_data_without_tokens_are_refused(tmp_path):
     job_ = job(small(evaluation={"choices": {"tasks": {"one": str(path)}}}))
     with pytest.raises(InvalidConfiguration, match=r"needs samples of `training.data` with a class for each token"):
         Supervised(JobConfig.model_validate(job_).training).data()
+
+
+@torch.no_grad()
+def test_rows_are_whole_after_packed_samples_of_the_same_size(tmp_path):
+    """Red where a row is cut into the documents of what was evaluated before it."""
+    task = task_of(tmp_path, LINE, LINE | {"context": "abcdef "})
+    supervised = Supervised(JobConfig.model_validate(job(small())).training)
+    samples = [task.sample(row) for row in range(len(task.rows))]
+    inputs, targets = supervised.batch_of_lengths(samples, 1)
+    microbatch = Microbatch((inputs, targets), torch.ones(len(samples)), 0.0, len(samples))
+    starts = torch.arange(inputs.shape[1]).expand_as(inputs) // 2 * 2
+    seed_everything(0)
+    model = double_gpt(vocabularySize=256, sequenceLength=inputs.shape[1])
+    expected = supervised.token_losses(model, microbatch)
+    model.use_context(documents := Documents(None))
+    supervised.use_documents(documents)
+    apart = supervised.token_losses(model, replace(microbatch, batch=Packed(inputs, targets, starts)))
+    found = supervised.token_losses(model, microbatch)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert (apart - expected).abs().max() > 1e-3
 
 
 def test_checkpoints_can_be_judged_by_a_task(tmp_path):
