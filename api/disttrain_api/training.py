@@ -227,6 +227,8 @@ class Loss(ApiModel):
     """CrossEntropy, MeanSquaredError, or Model: the method `loss(outputs, targets)` of a model of your own."""
     label_smoothing: Fraction | None = None
     """CrossEntropy only. Absent: 0."""
+    chunks: Annotated[int, Field(ge=2, le=4096)] | None = None
+    """CrossEntropy only: logits and loss come in so many parts of a microbatch, never whole. Absent: 1."""
 
 
 KNOWN_MODES = {"Loss": BestMode.MIN, "Accuracy": BestMode.MAX}

@@ -126,8 +126,8 @@ GENERAL_REFUSALS = (
         {"training": {"steps": 11, "profiling": {}}},
     ),
     Refusal(
-        "LabelSmoothingNeedsCrossEntropy",
-        "spec.training.loss.labelSmoothing",
+        "SettingNeedsCrossEntropy",
+        "spec.training.loss",
         "`labelSmoothing` is a setting of CrossEntropy, not of MeanSquaredError: remove it or change `name`",
         {
             "training": {

@@ -38,6 +38,16 @@ MODEL_REFUSALS = (
         {"training": {"loss": {"name": "Model"}}},
     ),
     Refusal(
+        "ChunksWithDevices",
+        "spec.training.loss.chunks",
+        "`chunks` conflicts with `devicesPerProcess`, whose copies return logits: use `deviceMode` Place, or a process"
+        " per device",
+        {
+            "parallelism": {"devicesPerProcess": 2},
+            "training": {"loss": {"chunks": 4}, "model": {"name": None, "entrypoint": "mine:build"}},
+        },
+    ),
+    Refusal(
         "MetaDeviceNeedsModel",
         "spec.training.model.metaDevice",
         "`metaDevice` needs a model that is initialised by layers, which 'mlp' is not: remove it",

@@ -27,6 +27,7 @@ from disttrain_trainer.data.loading import Loader
 from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.data.stream import Stream, StreamSampler
+from disttrain_trainer.losses import WeightedLoss
 from disttrain_trainer.metrics.flops import work_of
 from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.optim.groups import HIDDEN, STACKED, require_matches
@@ -149,7 +150,7 @@ def assemble(
         first_inputs = partial(_first_inputs, task, data, sampler, world)
         pipeline = build_pipeline(module, config, world, loss, precision, routing, first_inputs, documents)
     else:
-        model = parallelise(module, config, world, average)
+        model = parallelise(module, config, world, loss, average)
         if isinstance(task, Supervised) and compiles_whole(config):
             task.compile_with_model()
     # A model that cannot be cut along the sequence has said so.
@@ -223,14 +224,19 @@ def build_sampler(data: Datasets, config: Config, world: World) -> Sampler:
     return sampler
 
 
-def parallelise(module: nn.Module, config: Config, world: World, average: Average | None = None) -> nn.Module:
+def parallelise(
+    module: nn.Module, config: Config, world: World, loss: WeightedLoss | None, average: Average | None = None
+) -> nn.Module:
     """The module as it is called in a step: cut, wrapped and copied as the manifest says.
 
-    average: what averages gradients over the replicas where FSDP2 does not; None: DDP.
+    loss: of the model's outputs; None: a task's own. average: what averages gradients over the replicas where FSDP2
+    does not; None: DDP.
     """
     training = config.training
     share_layers(module, config.job.parallelism, world)
     experts = spread_experts(module, config.job.parallelism, world)
+    if loss is not None:
+        loss.take_over(at_once=True)
     layers = layers_of(module)
     require_layers(module, layers, training.activation_checkpointing)
     # Where the layers are the whole model, the last one's backward pass comes at once: no use in computing it anew.

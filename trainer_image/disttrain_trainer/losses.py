@@ -1,6 +1,7 @@
 """Losses as weighted sums, so that the mean is taken once, over all samples of all ranks and microsteps."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,33 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class WeightedLoss:
-    """`per_element(outputs, targets)` is the loss of each element with a target of its own: sample or token."""
+    """`per_element(outputs, targets)` is the loss of each element with a target of its own: sample or token.
+
+    The model is called inside of `summing` for what `sum` takes, inside of `judging` for what `each` and `hits` take.
+    Here that is the model's outputs; the output layers of a ChunkedLoss return something else.
+    """
 
     per_element: Callable[[Tensor, Tensor], Tensor]
+
+    def take_over(self, *, at_once: bool) -> None:
+        """Change the model's layers, which are cut over their tensor group and not yet wrapped, as the loss needs them.
+        at_once: whether each forward pass is followed by its backward pass."""
+
+    def summing(self, targets: Tensor, weights: Tensor) -> AbstractContextManager[None]:
+        """The model's forward pass for `sum` runs inside."""
+        return nullcontext()
+
+    def judging(self, targets: Tensor, by: "WeightedLoss | None" = None) -> AbstractContextManager[None]:
+        """The model's forward pass for `each` and `hits` runs inside. by: another loss than this one."""
+        return nullcontext()
+
+    def each(self, outputs: Tensor, targets: Tensor, by: "WeightedLoss | None" = None) -> Tensor:
+        """Return the loss of each element, by another loss where one was given to `judging`."""
+        return (by or self).per_element(outputs, targets)
+
+    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return for each target whether its class has the highest score; None where outputs are no such scores."""
+        return hits_of(outputs, targets) if scores_classes(outputs, targets) else None
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Sum of weight x loss over elements.
@@ -30,8 +55,7 @@ class WeightedLoss:
         outputs: [B, ..., C]; targets: [B, ...] of classes or [B, ..., C] of numbers; weights: [B], 1 for a sample and 0
         for padding. Raises InvalidConfiguration where outputs and targets do not fit.
         """
-        losses = self.per_element(outputs, targets)
-        return (losses * over(weights, losses).to(losses.dtype)).sum()
+        return weighted_sum(self.per_element(outputs, targets), weights)
 
 
 def build_loss(loss: Loss, model: nn.Module, compiled: bool = False) -> WeightedLoss:
@@ -79,6 +103,12 @@ def weight_of(targets: Tensor, weights: Tensor) -> float:
 def scores_classes(outputs: Tensor, targets: Tensor) -> bool:
     """Whether outputs are scores of classes, of which the targets are some; else both are numbers."""
     return not targets.is_floating_point() and outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1
+
+
+def hits_of(scores: Tensor, targets: Tensor) -> Tensor:
+    """Whether the class of each target has the highest score."""
+    whole = scores.full_tensor() if isinstance(scores, DTensor) else scores
+    return whole.argmax(-1) == targets
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -194,6 +224,11 @@ def _loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 def exact(values: Tensor) -> Tensor:
     """The values, at least in FP32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum of weight x loss. losses: [B, ...]; weights: [B]."""
+    return (losses * over(weights, losses).to(losses.dtype)).sum()
 
 
 def over(weights: Tensor, elements: Tensor) -> Tensor:

@@ -96,6 +96,14 @@ class OffersTensorPlan(Protocol):
         """Return a style for each submodule, by name. Raise ValueError where one of the two is not possible."""
 
 
+class OffersOutputLayers(Protocol):
+    """A model whose logits can be computed for some tokens at a time (`training.loss.chunks`)."""
+
+    def output_layers(self) -> Sequence[nn.Module]:
+        """Return the modules, in turn, from the last hidden states [..., D] to the outputs [..., V]. They look at each
+        token by itself, and `layers` has them, if there are several, one after the other."""
+
+
 class ContextPart(Protocol):
     """This rank's part of every sequence, of which the ranks of a context group have one each. With `documentMask` of a
     corpus or `packing` of conversations each document is a sequence."""

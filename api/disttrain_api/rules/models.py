@@ -1,12 +1,13 @@
 """Rules for what a model must offer: normalisation over replicas, its own loss, the meta device."""
 
 from disttrain_api.parallelism import DeviceMode
-from disttrain_api.rules.rule import Rule, Values, when
+from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import ActivationCheckpointing, LossName, ModelName
 
 _PATH = "spec.parallelism.dataParallel.syncBatchNorm"
 _OFF = "!self.parallelism.dataParallel.syncBatchNorm"
+_MODE = given("self.parallelism.?deviceMode", "'Replicate'")
 _WITHOUT = (ModelName.MLP.value, ModelName.GPT.value, ModelName.TRANSFORMERS.value)
 
 
@@ -27,9 +28,12 @@ def _recomputed(spec: JobSpec) -> Values | None:
 
 
 def _copies(spec: JobSpec) -> Values | None:
-    devices = spec.parallelism.devices_per_process or 1
-    copied = devices > 1 and spec.parallelism.device_mode is not DeviceMode.PLACE
-    return when(_wanted(spec) and copied, devices=devices)
+    return when(_wanted(spec) and _has_copies(spec), devices=spec.parallelism.devices_per_process or 1)
+
+
+def _has_copies(spec: JobSpec) -> bool:
+    several = (spec.parallelism.devices_per_process or 1) > 1
+    return several and spec.parallelism.device_mode is not DeviceMode.PLACE
 
 
 MODEL_RULES = (
@@ -80,6 +84,19 @@ MODEL_RULES = (
         cel="self.loss.name != 'Model' || !has(self.model.name)",
         values={"model": "self.model.name"},
         reads=("spec.training.loss.name", "spec.training.model.name"),
+    ),
+    Rule(
+        id="ChunksWithDevices",
+        path="spec.training.loss.chunks",
+        sentence="`chunks` conflicts with `devicesPerProcess`, whose copies return logits: use `deviceMode` Place, or"
+        " a process per device",
+        check=lambda spec: when(
+            spec.training is not None and spec.training.loss.chunks is not None and _has_copies(spec)
+        ),
+        cel="!self.?training.loss.?chunks.hasValue()"
+        f" || {given('self.parallelism.?devicesPerProcess', '1')} == 1"
+        f" || {_MODE} == 'Place'",
+        reads=("spec.training.loss", "spec.parallelism.devicesPerProcess", "spec.parallelism.deviceMode"),
     ),
     Rule(
         id="MetaDeviceNeedsModel",

@@ -29,9 +29,14 @@ def _in_training(wrong: Callable[[Training], bool]) -> Callable[[JobSpec], Value
     return lambda spec: when(spec.training is not None and wrong(spec.training))
 
 
-def _smoothed_otherwise(spec: JobSpec) -> Values | None:
+def _of_cross_entropy(spec: JobSpec) -> Values | None:
+    """The first setting of CrossEntropy that another loss was given."""
     loss = spec.training.loss if spec.training is not None else Loss()
-    return when(loss.label_smoothing is not None and loss.name is not LossName.CROSS_ENTROPY, loss=loss.name.value)
+    settings = {"labelSmoothing": loss.label_smoothing, "chunks": loss.chunks}
+    found = [alias for alias, value in settings.items() if value is not None]
+    if not found or loss.name is LossName.CROSS_ENTROPY:
+        return None
+    return {"setting": found[0], "loss": loss.name.value}
 
 
 def _name_or_entrypoint(part: str) -> Rule:
@@ -262,14 +267,13 @@ SETTING_RULES = (
         reads=("spec.training.profiling", "spec.training.steps"),
     ),
     Rule(
-        id="LabelSmoothingNeedsCrossEntropy",
-        path="spec.training.loss.labelSmoothing",
+        id="SettingNeedsCrossEntropy",
+        path="spec.training.loss",
         scope="spec.training.loss",
-        sentence="`labelSmoothing` is a setting of CrossEntropy, not of {loss}: remove it or change `name`",
-        check=_smoothed_otherwise,
-        cel="!has(self.labelSmoothing) || self.name == 'CrossEntropy'",
-        values={"loss": "self.name"},
-        reads=("spec.training.loss.labelSmoothing", "spec.training.loss.name"),
+        sentence="`{setting}` is a setting of CrossEntropy, not of {loss}: remove it or change `name`",
+        check=_of_cross_entropy,
+        cel="self.name == 'CrossEntropy' || !has(self.labelSmoothing) && !has(self.chunks)",
+        values={"setting": "has(self.labelSmoothing) ? 'labelSmoothing' : 'chunks'", "loss": "self.name"},
     ),
     Rule(
         id="CheckpointNeedsStorage",

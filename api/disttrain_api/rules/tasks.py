@@ -26,7 +26,9 @@ def _other_loss(spec: JobSpec) -> Values | None:
     training = spec.training
     if training is None or training.task is None:
         return None
-    return when(training.loss.name is not LossName.CROSS_ENTROPY or training.loss.label_smoothing is not None)
+    loss = training.loss
+    settings = loss.label_smoothing is not None or loss.chunks is not None
+    return when(loss.name is not LossName.CROSS_ENTROPY or settings)
 
 
 _HERE = "self.parallelism"
@@ -55,7 +57,8 @@ TASK_RULES = (
         scope="spec.training",
         sentence="`task` has a loss of its own: remove `loss`",
         check=_other_loss,
-        cel="!has(self.task) || (self.loss.name == 'CrossEntropy' && !has(self.loss.labelSmoothing))",
+        cel="!has(self.task) || (self.loss.name == 'CrossEntropy' && !has(self.loss.labelSmoothing)"
+        " && !has(self.loss.chunks))",
         reads=("spec.training.loss", "spec.training.task"),
     ),
 )

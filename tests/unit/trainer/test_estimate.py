@@ -35,6 +35,9 @@ LLAMA = {
     "max_position_embeddings": 64,
 }
 LORA = {"name": "transformers", "config": {"config": LLAMA, "lora": {"rank": 4}}}
+# Logits are larger than all else.
+WIDE = {"name": "gpt", "config": {"layers": 2, "heads": 4, "width": 32, "vocabularySize": 4096, "tieWeights": False}}
+IN_CHUNKS = {"model": WIDE, "loss": {"chunks": 8}}
 TRAINING = {
     "model": GPT,
     "data": {"name": "synthetic", "config": {"kind": "Tokens", "size": 64, "sequenceLength": 32}},
@@ -96,6 +99,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"dataParallel": {"mode": "BMUF", "bmuf": {"period": 2, "optimizerState": "Average"}}},
         TWO_BUCKETS,
     ),
+    "dp2, chunks": ({}, IN_CHUNKS),
+    "fsdp2, chunks": ({SHARD: 2}, IN_CHUNKS),
+    "pp2, chunks": ({"pipelineParallelDegree": 2}, IN_CHUNKS),
     "fsdp2": ({SHARD: 2}, {}),
     "fsdp2, recomputed": ({SHARD: 2}, {"activationCheckpointing": "Full"}),
     "fsdp2, bfloat16": ({SHARD: 2}, {"precision": "BF16"}),
@@ -183,6 +189,18 @@ def test_an_optimizer_that_computes_with_values_is_followed() -> None:
     numbers = (256 + 64) + (32 + 64) + 4 * (64 + 64) + 2 * (256 + 64) + 3 * 64
     assert found.optimizer_state == 4 * (numbers + 11)
     assert found.peak is not None
+
+
+@pytest.mark.parametrize("parallelism", [{}, {"pipelineParallelDegree": 2}], ids=["replicas", "pipeline"])
+def test_logits_in_chunks_are_not_held(parallelism: dict[str, Any]) -> None:
+    samples = TRAINING | {"model": WIDE, "globalBatchSize": 64}
+    whole, cut = (estimated({**samples, **loss}, 2, parallelism, rank=1) for loss in ({}, {"loss": {"chunks": 8}}))
+    microbatch = 32 if not parallelism else 16
+    logits = microbatch * 32 * 4096 * 4
+    # Their logarithms, and the gradients of both.
+    assert whole.peak > 3 * logits
+    assert cut.peak < whole.peak - 2 * logits
+    assert (cut.parameters, cut.gradients, cut.unknown) == (whole.parameters, whole.gradients, None)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ LAYOUTS = {
 }
 FORMATS = {"BF16": 2**-7, "FP16": 2**-10}
 """How far a loss may be off, for each: half of what a number of that format may be."""
+IN_CHUNKS = {"loss": {"chunks": 5}}
 OFFLOADED = {"offload": {"parameters": True}}
 
 
@@ -53,6 +54,7 @@ def results(tmp_path_factory):
         for layout, parallelism in LAYOUTS.items():
             config = {"experts": 4} if layout == "ep" else {}
             cases[f"{precision} {layout}"] = (training(precision, **config), parallelism)
+            cases[f"{precision} {layout}, chunks"] = (training(precision, **config) | IN_CHUNKS, parallelism)
         cases[f"{precision} dp, experts"] = (training(precision, experts=4), {})
         cases[f"{precision} fsdp, offloaded"] = (training(precision) | OFFLOADED, LAYOUTS["fsdp"])
         for schedule in ("Interleaved1F1B", *IN_TWO_PARTS):
@@ -68,10 +70,15 @@ def results(tmp_path_factory):
     return alone | run_cases(tmp_path_factory.mktemp("halves"), 2, runs)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "fsdp, offloaded", "cp", "tp", "pp", "ep"])
+@pytest.mark.parametrize(
+    "layout", ["fsdp", "fsdp, offloaded", "cp", "tp", "pp", "ep", *(f"{layout}, chunks" for layout in LAYOUTS)]
+)
 @pytest.mark.parametrize("precision", FORMATS)
 def test_layouts_compute_alike_and_keep_whole_parameters(results, precision, layout):
-    found, expected = results[f"{precision} {layout}"], results[f"{precision} dp{', experts' * (layout == 'ep')}"]
+    found, expected = (
+        results[f"{precision} {layout}"],
+        results[f"{precision} dp{', experts' * layout.startswith('ep')}"],
+    )
     assert found["errors"] == [None]
     assert {value.dtype for value in found["parameters"].values()} == {torch.float32}
     assert series(found) == pytest.approx(series(expected), rel=FORMATS[precision])

@@ -28,6 +28,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.IterableDataset: lambda: Streamed().data()[0],
     protocols.OffersLayers: small_gpt,
     protocols.OffersTensorPlan: small_gpt,
+    protocols.OffersOutputLayers: small_gpt,
     protocols.OffersContext: small_gpt,
     protocols.ContextPart: lambda: Ulysses.__new__(Ulysses),
     protocols.OffersInitialisation: small_gpt,

@@ -123,9 +123,11 @@ class ImaginedSchedule:
             if action.kind is Kind.FORWARD:
                 x = self._inputs[at].detach().requires_grad_() if action.stage else chunks[action.microbatch]
                 stage = self._stages[action.stage]
-                with self._routing(RoutingOfStep.microbatch, action.microbatch):
+                last = action.stage == len(self._boundaries)
+                summing = self._pipeline.summing(action.microbatch) if last else nullcontext()
+                with self._routing(RoutingOfStep.microbatch, action.microbatch), summing:
                     out = end = stage.submod(x)
-                if action.stage == len(self._boundaries):
+                if last:
                     end = self._loss_of(out, action.microbatch)  # type: ignore[arg-type]
                     losses.append(end)
                 else:

@@ -17,13 +17,14 @@ from disttrain_api.choices import choices_config
 from disttrain_api.samples import samples_config
 from disttrain_api.training import Loss as LossSettings
 from disttrain_api.training import LossName, Training
+from disttrain_trainer.chunked_loss import in_chunks
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.choices import FIGURES, load_choices
 from disttrain_trainer.data.collate import collate, filled_up, parts_of
 from disttrain_trainer.data.packed import Packed
 from disttrain_trainer.data.prompts import load_prompts
 from disttrain_trainer.data.rows import Rows
-from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, scores_classes, weight_of
+from disttrain_trainer.losses import IGNORED, WeightedLoss, build_loss, over, weight_of, weighted_sum
 from disttrain_trainer.optim.optimizers import build_optimizer
 from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.context.part import Context
@@ -79,7 +80,9 @@ class Supervised:
 
     def use_loss_of(self, module: nn.Module) -> WeightedLoss:
         """The loss, which may be a method of the model. Raises InvalidConfiguration where it has none."""
-        self._weighted = build_loss(self._training.loss, module, self._training.compile)
+        settings = self._training.loss
+        whole = build_loss(settings, module, self._training.compile)
+        self._weighted = whole if settings.chunks is None else in_chunks(whole, module, settings.chunks)
         return self._weighted
 
     def compile_with_model(self) -> None:
@@ -125,8 +128,10 @@ class Supervised:
         return isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
 
     def loss(self, model: Forward, microbatch: Microbatch) -> Loss:
+        assert self._weighted is not None
         self._begin(microbatch)
-        return Loss(self._loss_of(model, microbatch.inputs, microbatch.targets, microbatch.weights))
+        with self._weighted.summing(microbatch.targets, microbatch.weights):
+            return Loss(self._loss_of(model, microbatch.inputs, microbatch.targets, microbatch.weights))
 
     def _sum(self, model: Forward, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of the losses of a microbatch."""
@@ -139,26 +144,32 @@ class Supervised:
         """`loss`, and `accuracy` where outputs are scores of classes."""
         assert self._weighted is not None
         self._begin(microbatch)
-        outputs = model(microbatch.inputs)
+        targets = microbatch.targets
+        with self._weighted.judging(targets):
+            outputs = model(microbatch.inputs)
         if outputs is None:
             return {}
         self._require_tensor(outputs)
-        loss = self._weighted.sum(outputs, microbatch.targets, microbatch.weights)
-        figures = {"loss": Mean(loss, microbatch.weight)}
-        own = self._training.loss.name is LossName.MODEL
-        if not own and scores_classes(outputs, microbatch.targets):
-            figures["accuracy"] = _accuracy(outputs, microbatch)
+        losses = self._weighted.each(outputs, targets)
+        figures = {"loss": Mean(weighted_sum(losses, microbatch.weights), microbatch.weight)}
+        hits = None if self._training.loss.name is LossName.MODEL else self._weighted.hits(outputs, targets)
+        if hits is not None:
+            counted = (targets != IGNORED) & (over(microbatch.weights, targets) > 0)
+            figures["accuracy"] = Mean((hits * counted).sum(), counted.sum())
         return figures
 
     def token_losses(self, model: Forward, microbatch: Microbatch) -> Tensor | None:
         """Return the cross-entropy of each target that this rank has [B, T], whatever the loss that is trained; None on
         ranks without outputs."""
+        assert self._weighted is not None
         self._begin(microbatch)
-        outputs = model(microbatch.inputs)
+        plain = build_loss(LossSettings(), nn.Identity())
+        with self._weighted.judging(microbatch.targets, plain):
+            outputs = model(microbatch.inputs)
         if outputs is None:
             return None
         self._require_tensor(outputs)
-        return build_loss(LossSettings(), nn.Identity()).per_element(outputs, microbatch.targets)
+        return self._weighted.each(outputs, microbatch.targets, plain)
 
     def marked_outputs(self, model: Forward, microbatch: Microbatch) -> tuple[NDArray[np.int64], Tensor] | None:
         """Return the model's outputs [n, V] at the positions that this rank has of those that have a target, and the
@@ -218,14 +229,6 @@ class Supervised:
                 "`training.model`: the model returned a tensor without a gradient: it must come from parameters that "
                 "are trained, not detached and not under torch.no_grad"
             )
-
-
-def _accuracy(outputs: Tensor, microbatch: Microbatch) -> Mean:
-    targets = microbatch.targets
-    counted = (targets != IGNORED) & (over(microbatch.weights, targets) > 0)
-    if isinstance(outputs, DTensor):
-        outputs = outputs.full_tensor()
-    return Mean(((outputs.argmax(-1) == targets) & counted).sum(), counted.sum())
 
 
 def require_pair(sample: Any, name: str) -> None:

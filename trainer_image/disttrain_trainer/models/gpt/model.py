@@ -146,6 +146,10 @@ class Gpt(nn.Module):
         """The modules whose composition this is."""
         return [self.embeddings, *self.blocks, self.head]
 
+    def output_layers(self) -> list[nn.Module]:
+        """The layers from the last hidden states to the logits."""
+        return [self.head.logits]
+
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""
         return tensor_plan(sequence, vocabulary, experts=self.has_experts)

@@ -89,8 +89,12 @@ class CausalLanguageModel(nn.Module):
 
     def layers(self) -> list[nn.Module]:
         """The modules whose composition this is."""
-        parts = (self.model.embed_tokens, self.scale_embeddings, *self.model.layers, self.model.norm, self.lm_head)
-        return [part for part in (*parts, self.scale_logits) if part is not None]
+        parts = (self.model.embed_tokens, self.scale_embeddings, *self.model.layers, self.model.norm)
+        return [part for part in (*parts, *self.output_layers()) if part is not None]
+
+    def output_layers(self) -> list[nn.Module]:
+        """The layers from the last hidden states to the logits."""
+        return [part for part in (self.lm_head, self.scale_logits) if part is not None]
 
     def tensor_plan(self, *, sequence: bool = False, vocabulary: bool = False) -> dict[str, ParallelStyle]:
         """How the layers are cut over a tensor group (parallel/tensor.py)."""

@@ -122,9 +122,10 @@ class Flow(PipelinePart):
             self._steps[step] = self._load(step)
         inputs = self._inputs_of(number, step, at)
         with self._meter.computing(), self._versions.using(self.plan.version(number)):
-            result = self._stage(inputs)
             if self.last:
-                result = self._loss_of(result, self._steps[step], at)
+                result = self._loss_of(inputs, self._steps[step], at)
+            else:
+                result = self._stage(inputs)
         self._under_way[number] = _UnderWay(inputs, result)
         self._forwarded += 1
         if self._outputs is not None and self._gradients is not None:
@@ -176,10 +177,12 @@ class Flow(PipelinePart):
             self._inputs.expect()
         return inputs
 
-    def _loss_of(self, outputs: Tensor, step: _Step, at: int) -> Tensor:
-        """Return the loss whose average over replicas, summed over a step's microbatches, is the mean loss of the
-        step."""
+    def _loss_of(self, inputs: Tensor, step: _Step, at: int) -> Tensor:
+        """Return the loss of the last stage's inputs, whose average over replicas, summed over a step's microbatches,
+        is the mean loss of the step."""
         batch = step.microbatches[at]
+        with self.loss.summing(batch.targets, batch.weights):
+            outputs = self._stage(inputs)
         with self.precision.autocast():
             loss = self.loss.sum(outputs, batch.targets, batch.weights) / step.total
         step.loss += loss.detach()

@@ -61,6 +61,8 @@ def build_pipeline(
     split = split_layers(module, parallelism, seconds_of)
     share_layers(module, parallelism, world)
     experts = spread_experts(module, parallelism, world)
+    # Gradients of the output layers would be held for each microbatch that is under way.
+    loss.take_over(at_once=False)
     indices = index_of_stage(parallelism)
     holders = holders_of(split, indices)
     sharded = is_sharded(training, world)

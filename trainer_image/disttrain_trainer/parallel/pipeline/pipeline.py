@@ -6,6 +6,7 @@ interleaved 1F1B (ibid.), looped breadth-first (Lamy-Poirier 2023), zero bubble 
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -93,6 +94,7 @@ class Pipeline(PipelinePart):
             self._clock.watch(stage)
             stage.microbatch_of = lambda number: self._batches[number]
             stage.documents = self.documents
+            stage.summing = self.summing
             if self.routing.layers:
                 stage.routing, stage.pooled = self.routing, self._pooled
         return build_schedule(schedule_of(self.parallelism), stages, self._microbatches, self._loss_of)
@@ -108,6 +110,11 @@ class Pipeline(PipelinePart):
             if self._pooled is not None:
                 self._pooled.end_pass()
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+
+    def summing(self, number: int) -> AbstractContextManager[None]:
+        """The forward pass of a microbatch in the last stage runs inside."""
+        batch = self._batches[number]
+        return self.loss.summing(batch.targets, batch.weights)
 
     def _loss_of(self, outputs: Tensor, number: Tensor) -> Tensor:
         batch = self._batches[int(number)]

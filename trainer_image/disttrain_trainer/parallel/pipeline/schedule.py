@@ -40,6 +40,8 @@ class RankStage(PipelineStage):
     """What learns where the documents of the microbatch begin; None where each sequence is one."""
     microbatch_of: Callable[[int], Microbatch]
     """The microbatches by number, with `routing` or `documents`."""
+    summing: Callable[[int], AbstractContextManager[None]]
+    """What the forward pass of a microbatch, by its number, runs in where this is the last stage."""
     _untouched: Untouched
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +49,8 @@ class RankStage(PipelineStage):
         self._untouched = Untouched([self.submod])
         if self.documents is not None:
             self.documents.use(None)
-        return super()._prepare_forward_infra(*args, **kwargs)
+        with self._with_loss(0):
+            return super()._prepare_forward_infra(*args, **kwargs)
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
         """Likewise for gradients, for which layers may be computed anew; buffers are then what they were before."""
@@ -61,7 +64,7 @@ class RankStage(PipelineStage):
         return [operation for operation in found if operation.peer != dist.get_rank()]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        with self._forward_pass(fwd_chunk_id):
+        with self._forward_pass(fwd_chunk_id), self._with_loss(fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
@@ -75,6 +78,9 @@ class RankStage(PipelineStage):
         with self._backward_pass(bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
             add_up_gradients(self.submod)
+
+    def _with_loss(self, number: int) -> AbstractContextManager[None]:
+        return self.summing(number) if self.is_last else nullcontext()
 
     @contextmanager
     def _forward_pass(self, number: int) -> Iterator[None]:
