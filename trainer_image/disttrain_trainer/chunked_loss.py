@@ -163,14 +163,23 @@ class ChunkedLoss(WeightedLoss):
 
 
 def in_chunks(loss: WeightedLoss, model: nn.Module, chunks: int) -> ChunkedLoss:
-    """Return the loss as the model's output layers compute it. Raises InvalidConfiguration where it names none."""
+    """Return the loss as the model's output layers compute it. Raises InvalidConfiguration where it names none, or some
+    that cannot compute it."""
     layers_of = offered(model, "output_layers")
     if layers_of is None:
         raise InvalidConfiguration(
             f"{_FIELD}: the model {type(model).__name__} has no method `output_layers`, which returns the layers from "
             "the last hidden states to the logits; add it, or remove the field"
         )
-    return ChunkedLoss(loss.per_element, OutputLayers(layers_of(), chunks))
+    layers = list(layers_of())
+    # Those of another layer would not be gathered, nor pulled, when the first one computes.
+    if not layers or any(True for layer in layers[1:] for _ in layer.parameters()):
+        names = ", ".join(type(layer).__name__ for layer in layers) or "none"
+        raise InvalidConfiguration(
+            f"{_FIELD}: {type(model).__name__}.output_layers() returned {names}; expected a layer, and behind it none "
+            "that has parameters"
+        )
+    return ChunkedLoss(loss.per_element, OutputLayers(layers, chunks))
 
 
 class _SumOfChunks(torch.autograd.Function):
@@ -209,7 +218,8 @@ class _SumOfChunks(torch.autograd.Function):
                 if one is not None:
                     local_part(one).mul_(gradient)
         else:
-            _, found = _with_gradients(ctx, *ctx.saved_tensors, gradient)
+            saved: tuple[Tensor, Tensor, Tensor] = ctx.saved_tensors
+            _, found = _with_gradients(ctx, *saved, gradient)
         hidden, *parameters = found
         formats = [parameter.dtype for parameter in ctx.layers.trained()]
         cast = (None if one is None else one.to(form) for one, form in zip(parameters, formats, strict=True))
@@ -223,7 +233,8 @@ def _with_gradients(
     latter added up over the chunks in FP32 or better. gradient: of the sum; None: 1."""
     layers: OutputLayers = ctx.layers
     parameters = layers.trained()
-    of_hidden, *of_parameters = ctx.needs_input_grad[2], *ctx.needs_input_grad[5:]
+    needed_of: list[bool] = list(ctx.needs_input_grad)
+    of_hidden, of_parameters = needed_of[2], needed_of[5:]
     wanted = [parameter for parameter, needed in zip(parameters, of_parameters, strict=True) if needed]
     kind, number_format, enabled = ctx.autocast
     losses, rows = list[Tensor](), list[Tensor]()

@@ -100,8 +100,8 @@ class OffersOutputLayers(Protocol):
     """A model whose logits can be computed for some tokens at a time (`training.loss.chunks`)."""
 
     def output_layers(self) -> Sequence[nn.Module]:
-        """Return the modules, in turn, from the last hidden states [..., D] to the outputs [..., V]. They look at each
-        token by itself, and `layers` has them, if there are several, one after the other."""
+        """Return the modules, in turn, from the last hidden states [..., D] to the outputs [..., V]. The first one
+        alone has parameters, and each looks at a token by itself."""
 
 
 class ContextPart(Protocol):

@@ -85,13 +85,14 @@ def require_same_figures(
 
 
 def require_same_training(
-    found: dict[str, Any], expected: dict[str, Any], *figures: str, adapters_alone: bool = False
-) -> None:
+    found: dict[str, Any], expected: dict[str, Any], *figures: str, adapters_alone: bool = False,
+    tolerance: float = 1e-10,
+) -> None:  # fmt: skip
     """Fails where two evaluated runs differ in errors, gradients, parameters, or losses, norms and `figures` of steps;
     adapters_alone: or where anything else has a gradient."""
     assert found["errors"] == expected["errors"] == [None]
     trained = {name for name in expected["parameters"] if not adapters_alone or ".lora_" in name}
     assert expected["gradients"].keys() == trained
-    require_same(found["gradients"], expected["gradients"])
-    require_same(found["parameters"], expected["parameters"])
-    require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS, *figures))
+    require_same(found["gradients"], expected["gradients"], tolerance)
+    require_same(found["parameters"], expected["parameters"], tolerance)
+    require_same_figures(found, expected, (LOSS, "grad_norm", HELD_OUT_LOSS, *figures), tolerance=tolerance)

@@ -21,35 +21,25 @@ BATCH, LENGTH, WIDTH, VOCABULARY = 3, 8, 8, 50
 SMOOTHED = {"labelSmoothing": 0.1}
 
 
-class Tagger(nn.Module):
-    """Tokens [B, T] -> logits [B, T, V], with a bias and a scale of the logits; `frozen` by an adapter's rules."""
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
 
-    def __init__(self, frozen: bool = False, dropout: float = 0.0) -> None:
+
+class Tagger(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V], with a bias and a scale of the logits; the last layer may be frozen."""
+
+    def __init__(self, frozen: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY).requires_grad_(not frozen)
-        self.scale = nn.Parameter(torch.tensor(0.5))
-        self.last = Scaled(self.scale)
+        self.last = Half()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        for layer in self.layers():
-            tokens = layer(tokens)
-        return tokens
-
-    def layers(self) -> list[nn.Module]:
-        return [self.embed, *self.output_layers()]
+        return self.last(self.head(self.embed(tokens)))
 
     def output_layers(self) -> list[nn.Module]:
         return [self.head, self.last]
-
-
-class Scaled(nn.Module):
-    def __init__(self, scale: nn.Parameter) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
 
 
 def tied() -> nn.Module:
@@ -253,6 +243,19 @@ def test_a_model_that_names_no_output_layers_is_refused():
     task = Supervised(Training.model_validate(small(loss={"chunks": 2})))
     with pytest.raises(InvalidConfiguration, match=r"`training.loss.chunks`: the model Linear has no method `output_l"):
         task.use_loss_of(nn.Linear(3, 5))
+
+
+@pytest.mark.parametrize(
+    ("layers", "found"),
+    [([], "none"), ([nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)], "LayerNorm, Linear")],
+    ids=["none", "two with parameters"],
+)
+def test_output_layers_that_cannot_compute_in_chunks_are_refused(layers, found):
+    model = nn.Sequential(*layers)
+    model.output_layers = lambda: layers
+    task = Supervised(Training.model_validate(small(loss={"chunks": 2})))
+    with pytest.raises(InvalidConfiguration, match=rf"Sequential.output_layers\(\) returned {found}; expected a layer"):
+        task.use_loss_of(model)
 
 
 @pytest.mark.parametrize(
