@@ -67,7 +67,7 @@ def _provide_to_kind(cluster: str, log: Log) -> None:
     for name, dockerfile in image_builds.DOCKERFILES.items():
         tag = f"disttrain/{name}:{IMAGE_TAG}"
         log(f"building {tag} with docker, for kind")
-        what = ["--file", REPOSITORY / dockerfile, "--tag", tag, *image_builds.arguments(name)]
+        what = ["--file", str(REPOSITORY / dockerfile), "--tag", tag, *image_builds.arguments(name)]
         run(["docker", "build", *what, REPOSITORY])
         run(["kind", "load", "docker-image", tag, "--name", cluster])
 
