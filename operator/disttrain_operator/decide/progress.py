@@ -45,7 +45,7 @@ def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
     live = observed.live
     if live is not None and live.report is not None and any(_speaks(pod, live.pod_uid) for pod in observed.pods):
         reported.append((live.attempt, live.report, True, True))
-    # Of several pods that are gone nothing says which was the last.
+    # Nothing says which of several pods that are gone was the last.
     ordered = sorted(reported, key=lambda entry: (entry[0], -entry[1].rank, entry[2], entry[1].step))
     return [(attempt, report, runs) for attempt, report, _, runs in ordered]
 

@@ -22,7 +22,7 @@ STOPS = (7, 13)
 SIZES = (5, 9, 17)
 APART = 1000
 WEIGHTS = (1.0, 2.0, 1.0)
-# Of the samples that each corpus has in an epoch, none is more than one ahead of another.
+# In an epoch no corpus is more than one sample ahead of another.
 COUNTS = {
     # A quarter of an epoch in which the last one is read once.
     "weights, packed": (17, 34, 17),

@@ -256,7 +256,7 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities():
         return int(next_tokens(logits, [part], temperature, top_k))
 
     assert [drawn(part) for part in (0.0, 0.09, 0.11, 0.29, 0.31, 0.999)] == [0, 0, 1, 1, 2, 2]
-    # Of the two most probable, 2 of 9 and 7 of 9.
+    # The two most probable have 2 of 9 and 7 of 9.
     assert [drawn(part, top_k=2) for part in (0.0, 0.21, 0.23)] == [1, 1, 2]
     # Squares of the probabilities: 1, 4 and 49 of 54.
     assert [drawn(part, temperature=0.5) for part in (0.018, 0.02, 0.09, 0.1)] == [0, 1, 1, 2]
