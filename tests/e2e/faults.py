@@ -164,7 +164,7 @@ NOT_STARTED = [
         sleeps("too-far-apart", {"affinity": APART}, workers={"replicas": 3}),
         (PENDING, "Unschedulable"),
         ("anti-affinity",),
-        ("affinity",),
+        ("podAntiAffinity",),
     ),
     Fault(
         sleeps("over-quota", workers={"replicas": 2, "resources": {"limits": {QUOTA: 1}}}),

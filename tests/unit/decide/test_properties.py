@@ -13,6 +13,7 @@ from disttrain_api.goodput import by_state
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 from disttrain_api.status import GoodputState, JobStatus
 from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.finish import SETTLING_SECONDS
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.observed import Live, Stall, job_facts
 from disttrain_operator.reconcile import same_meaning
@@ -348,6 +349,8 @@ class Jobs(RuleBasedStateMachine):
 
     def _hold_nothing(self) -> None:
         """A finished job leaves nothing that runs, unless its policy keeps it."""
+        self.time_passes_or_steps_back(SETTLING_SECONDS)
+        self._come_to_rest()
         self.what_was_told_to_stop_stops()
         running = [pod for pod in self.server.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
         assert not running or self._policy["cleanPodPolicy"] == "None"
