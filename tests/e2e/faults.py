@@ -5,11 +5,21 @@ from typing import Any
 
 from tests.builders import merge
 from tests.e2e.conftest import TRAINER_IMAGE
-from tests.e2e.manifests import ONE_THREAD, STORAGE, job, program
+from tests.e2e.faulty_jobs import (
+    APART,
+    SHARED,
+    container,
+    damages,
+    mounting,
+    runs,
+    sleeps,
+    small_memory,
+    trains,
+    volume,
+)
+from tests.e2e.manifests import ONE_THREAD, STORAGE
 
 SLOT, QUOTA = "example.com/no-node-has-it", "example.com/quota"
-SHARED = "shared"
-"""A claim of which several jobs make use."""
 
 OBJECTS: list[dict[str, Any]] = [
     {
@@ -50,94 +60,21 @@ class Fault:
 
 PENDING, FAILED = "Running", "Failed"
 
-
-def sleeps(name: str, pod: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    """A program of one pod that would sleep. pod: laid over the pod's spec."""
-    made = program(name, "sleep 3600", TRAINER_IMAGE, replicas=1, **spec)
-    template = made["spec"]["workers"]["template"]
-    made["spec"]["workers"]["template"] = merge(template, {"spec": pod or {}})
-    return made
-
-
-def runs(name: str, script: str, **spec: Any) -> dict[str, Any]:
-    """A program of one pod that is not started again."""
-    return program(name, script, TRAINER_IMAGE, replicas=1, **merge({"runPolicy": {"maxRestarts": 0}}, spec))
-
-
-def trains(name: str, template: dict[str, Any] = ONE_THREAD, **spec: Any) -> dict[str, Any]:
-    """A training of one rank, with a few steps."""
-    base = {
-        "workers": {"replicas": 1, "template": template},
-        "runPolicy": {"maxRestarts": 1, "restartBackoffSeconds": 1},
-        "training": {
-            "model": {"name": "mlp"},
-            "data": {"name": "digits"},
-            "optimizer": {"name": "SGD", "learningRate": 0.1},
-            "steps": 5,
-            "globalBatchSize": 8,
-        },
-    }
-    return job(name, merge(base, spec))
-
-
-def volume(of: dict[str, Any]) -> dict[str, Any]:
-    """Spec of a pod whose program mounts a volume."""
-    return {"volumes": [{"name": "more"} | of], "containers": [_mounting("/more")]}
-
-
-def _mounting(path: str) -> dict[str, Any]:
-    mounts = [{"name": "more", "mountPath": path}]
-    return {"name": "trainer", "image": TRAINER_IMAGE, "command": ["sleep", "3600"], "volumeMounts": mounts}
-
-
-def _with(**container: Any) -> dict[str, Any]:
-    sleeping = {"name": "trainer", "image": TRAINER_IMAGE, "command": ["sleep", "3600"]}
-    return {"containers": [sleeping | container]}
-
-
-def damages(folder: str, copy: str) -> dict[str, Any]:
-    """Template with an init container that copies a folder of the shared claim, and spoils the checkpoints in it."""
-    script = f"cp -r /all/{folder} /all/{copy} && for one in /all/{copy}/step-*/*.distcp; do echo spoilt > $one; done"
-    mounts = [{"name": "disttrain-storage", "mountPath": "/all"}]
-    spoil = {"name": "spoil", "image": TRAINER_IMAGE, "command": ["sh", "-c", script], "volumeMounts": mounts}
-    return merge(ONE_THREAD, {"spec": {"initContainers": [spoil]}})
-
-
-def small_memory(path: str) -> dict[str, Any]:
-    """Spec of a pod that has 1 MiB of memory as a folder of its trainer."""
-    container = ONE_THREAD["spec"]["containers"][0] | {"volumeMounts": [{"name": "more", "mountPath": path}]}
-    return {
-        "volumes": [{"name": "more", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
-        "containers": [container],
-    }
-
-
-APART = {
-    "podAntiAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": [
-            {
-                "topologyKey": "kubernetes.io/hostname",
-                "labelSelector": {"matchLabels": {"disttrain.io/job-name": "too-far-apart"}},
-            }
-        ]
-    }
-}
-
 NOT_STARTED = [
     Fault(
-        sleeps("no-image", _with(image="registry.invalid/team/train:1")),
+        sleeps("no-image", container(image="registry.invalid/team/train:1")),
         (PENDING, "ImagePullBackOff"),
         ('image "registry.invalid/team/train:1" cannot be pulled',),
         ("Check the registry's name",),
     ),
     Fault(
-        sleeps("image-not-loaded", _with(image="example.com/team/train:1", imagePullPolicy="Never")),
+        sleeps("image-not-loaded", container(image="example.com/team/train:1", imagePullPolicy="Never")),
         (PENDING, "ErrImageNeverPull"),
         ("example.com/team/train:1", "not present"),
         ("load it there or allow pulling",),
     ),
     Fault(
-        sleeps("image-misspelt", _with(image="Team/Train:1:2")),
+        sleeps("image-misspelt", container(image="Team/Train:1:2")),
         (PENDING, "InvalidImageName"),
         ("Team/Train:1:2",),
         ("Correct the image's name",),
@@ -173,13 +110,13 @@ NOT_STARTED = [
         ("quota",),
     ),
     Fault(
-        sleeps("privileged", _with(securityContext={"privileged": True}), runPolicy={"podSecurity": "Template"}),
+        sleeps("privileged", container(securityContext={"privileged": True}), runPolicy={"podSecurity": "Template"}),
         (PENDING, "Forbidden"),
         ('violates PodSecurity "restricted:latest"', "privileged"),
         ("Pod Security",),
     ),
     Fault(
-        sleeps("no-secret", _with(envFrom=[{"secretRef": {"name": "tokens"}}])),
+        sleeps("no-secret", container(envFrom=[{"secretRef": {"name": "tokens"}}])),
         (PENDING, "CreateContainerConfigError"),
         ('secret "tokens" not found',),
         ("Secret",),
@@ -241,7 +178,9 @@ NOT_STARTED = [
         ("disttrain resume suspended",),
     ),
     Fault(
-        sleeps("late", _with(envFrom=[{"secretRef": {"name": "tokens"}}]), runPolicy={"startingDeadlineSeconds": 20}),
+        sleeps(
+            "late", container(envFrom=[{"secretRef": {"name": "tokens"}}]), runPolicy={"startingDeadlineSeconds": 20}
+        ),
         (FAILED, "CreateContainerConfigError"),
         ('secret "tokens" not found',),
         ("Secret",),
@@ -275,7 +214,7 @@ PROGRAMS = [
         ("Correct the program",),
     ),
     Fault(
-        sleeps("no-program", _with(command=["trainn"]), runPolicy={"maxRestarts": 0}),
+        sleeps("no-program", container(command=["trainn"]), runPolicy={"maxRestarts": 0}),
         (FAILED, "RankFailed"),
         ('"trainn"', "executable file not found"),
         ("Correct the command",),
@@ -327,8 +266,7 @@ PROGRAMS = [
                     "spec": {
                         "volumes": [{"name": "more", "emptyDir": {"sizeLimit": "1Mi"}}],
                         "containers": [
-                            _mounting("/more")
-                            | {"command": ["sh", "-c", "head -c 40M /dev/zero > /more/f; sleep 3600"]}
+                            mounting("/more") | {"command": ["sh", "-c", "head -c 40M /dev/zero > /more/f; sleep 3600"]}
                         ],
                     }
                 }

@@ -341,39 +341,6 @@ def test_a_start_that_takes_several_attempts_has_one_end() -> None:
     assert found.todo == ("`kubectl get nodes` and `disttrain doctor` show what the cluster has",)
 
 
-def a_node(labels: dict[str, str], **allocatable: str) -> dict[str, Any]:
-    resources = {"cpu": "8", "memory": "64Gi", "pods": "110"} | allocatable
-    return {"metadata": {"name": "node1", "labels": labels}, "status": {"allocatable": resources}}
-
-
-GPU = "nvidia.com/gpu"
-NODES = [a_node({"pool": "cpu"}), a_node({"pool": "v100"}, **{GPU: "4"})]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "selector", "asked", "says", "does"),
-    [
-        (NODES, {"pool": "a100"}, {}, "no node has the label pool=a100, only cpu, v100", "`nodeSelector`"),
-        (NODES, {"zone": "b"}, {}, "no node has the label zone=b.", "`nodeSelector`"),
-        (NODES[:1], {}, {GPU: "8"}, "a pod asks for 8 nvidia.com/gpu, and no node has any", "device plugin"),
-        (NODES, {}, {GPU: "8"}, "a pod asks for 8 nvidia.com/gpu, and the largest node has 4", "less per pod"),
-        (NODES, {}, {"memory": "1Ti"}, "a pod asks for 1Ti memory, and the largest node has 64Gi", "less per pod"),
-        (NODES, {"pool": "v100"}, {GPU: "4"}, None, None),
-        ([], {"pool": "a100"}, {GPU: "8"}, None, None),
-        ([{}], {"pool": "a100"}, {GPU: "8"}, None, None),
-    ],
-)
-def test_what_no_node_has_is_named_since_waiting_does_not_help(nodes, selector, asked, says, does) -> None:
-    pod = a_raw_pod(a_job())
-    pod["spec"] = {"nodeSelector": selector, "containers": [{"name": "trainer", "resources": {"requests": asked}}]}
-    pod["status"] = {"phase": "Pending"}
-    found = why(RemoteJob(a_raw_job(status=held("Unschedulable"))), [pod], [], LATER, nodes)
-    assert ("Waiting alone does not help" in found.paragraph) is (says is not None)
-    if says is not None:
-        assert says in found.paragraph
-        assert does in found.todo[0]
-
-
 def test_data_that_are_fast_enough_are_not_named() -> None:
     found = why(RemoteJob(a_raw_job(status=runs(progress=progress(loadingPercent=29)))), [], [], LATER)
     assert "slow" not in found.paragraph
@@ -389,30 +356,6 @@ def test_a_program_of_ones_own_is_not_said_to_be_about_to_report() -> None:
     raw = a_raw_job(status=runs())
     del raw["spec"]["training"]
     assert "what it does is in its log alone" in why(RemoteJob(raw), [], [], LATER).paragraph
-
-
-@pytest.mark.parametrize(
-    ("message", "cause", "advice"),
-    [
-        ("pod a: secret not found; correct the pod template", "pod a: secret not found.", "Correct the pod template"),
-        (
-            'image "a" cannot be pulled; check the image\'s name and tag, and the pull secret',
-            "pulled.",
-            "Check the image",
-        ),
-        ("its claim does not exist; make it, or name another one in the job", "not exist.", "Make it, or name"),
-        ("0/3; wait for room, or ask for fewer or smaller pods", "0/3.", "Wait for room"),
-        ("something; nobody knows", "something; nobody knows.", ""),
-    ],
-)
-def test_what_the_operator_advises_stands_with_what_to_do(message: str, cause: str, advice: str) -> None:
-    for status in (held("InvalidPod", message), failed("InvalidPod")):
-        for condition in status["conditions"][:1]:
-            condition["message"] = message
-        found = why(RemoteJob(a_raw_job(status=status)), [], [], LATER)
-        assert cause in found.paragraph
-        assert advice in " ".join(found.todo)
-        assert not advice or advice[1:] not in found.paragraph
 
 
 def test_a_silent_node_is_named() -> None:
