@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import fresh_namespace
-from tests.e2e.faults import FAULTS, OBJECTS, Fault, sleeps
+from tests.e2e.faults import FAULTS, OBJECTS, Fault
+from tests.e2e.faulty_jobs import sleeps
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import USER_CODE, long_job
 from tests.e2e.observe import disttrain, pod, stop_ranks
