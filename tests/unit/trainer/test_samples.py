@@ -204,7 +204,7 @@ def test_with_parameter_servers_the_leader_finds_the_same(tmp_path, folder, expe
     (run,) = case_of(folder, None, {}, "gpt", {}, {})
     tasks = {"asked": str(write_chats(tmp_path / "asked.jsonl", ASKED))}
     run["training"]["evaluation"]["choices"] = {"tasks": tasks, "tokenizer": str(folder)}
-    settings = {"groupReduce": "WithinGroup"} if SERVED[workers] else {}
+    settings = {"parameterServer": {"groupReduce": "WithinGroup"}} if SERVED[workers] else {}
     with a_job(tmp_path, run["training"], workers=SERVED[workers], **settings) as running:
         code, report = ended(running.workers[0], 0)
         assert (code, report.done, report.evaluation_failure) == (0, True, None), running.workers[0].text(0, "err")
@@ -268,7 +268,7 @@ def test_a_text_of_others_is_one_line_of_the_log_without_effect():
     assert line.isprintable()
     assert line.startswith('sample: 3  "a\\na\\n')
     assert '" … 200 characters → "b\\nstep: 4\\u001b[31m\\u202e\\rccc' in line
-    assert line.endswith('" … 5015 characters')
+    assert line.endswith('" … 5016 characters')
     assert len(line) < 4400
 
 
