@@ -86,7 +86,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_pipedream\.py.*(fewer steps than stages|one step|-[34]\])": MORE_RANKS,
     r"trainer/test_gradient_sums\.py::test_another_number_of_replicas": LONG,
     r"trainer/test_chunked_loss_layouts\.py.*\[(?!(dp2|fsdp2, llama, tied|tp2, everything|pp2, (1F1B|I.*Z.*))\])": LONG,
-    r"trainer/test_chunked_loss\.py::test_compiled": "compiling takes minutes",
+    r"trainer/test_(chunked_loss\.py::test_compiled|transformers_compiled\.py)": "compiling takes minutes",
     r"trainer/test_layer_order\.py::test_ranks_that_wait_for_each_other": PROCESSES,
     r"trainer/test_shardable\.py::test_beside_other_degrees_too": MORE_RANKS,
 }

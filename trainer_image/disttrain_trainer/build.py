@@ -42,7 +42,7 @@ from disttrain_trainer.parallel.devices import spread_over_devices
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts, watch_routing
 from disttrain_trainer.parallel.float8 import multiply_in_float8
 from disttrain_trainer.parallel.layer_order import LayerOrder
-from disttrain_trainer.parallel.layers import composes, layers_of
+from disttrain_trainer.parallel.layers import compile_layers, composes, layers_of
 from disttrain_trainer.parallel.local_sgd.build import build_replicas
 from disttrain_trainer.parallel.meta import build_on_meta, give_values
 from disttrain_trainer.parallel.pipeline.build import build_pipeline
@@ -242,8 +242,7 @@ def parallelise(
     # Where the layers are the whole model, the last one's backward pass comes at once: no use in computing it anew.
     recompute(layers[:-1] if composes(module) and len(layers) > 1 else layers, training.activation_checkpointing)
     if training.compile:
-        for layer in layers or [module]:
-            layer.compile()
+        compile_layers(layers or [module])
     if is_sharded(training, world):
         model = shard(module, layers, training, world, experts)
         give_values(module, training, world)

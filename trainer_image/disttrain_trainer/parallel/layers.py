@@ -1,8 +1,9 @@
 """The layers of a model: what is gathered, recomputed and compiled as a whole, or laid onto devices and stages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -23,6 +24,18 @@ def composes(module: nn.Module) -> bool:
     layers = offered(module, "layers")
     in_turn = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     return in_turn or (layers is not None and not isinstance(layers, nn.Module))
+
+
+def compile_layers(layers: Iterable[nn.Module]) -> None:
+    """Compile each layer, in place. Raises InvalidConfiguration for a layer that torch does not compile."""
+    for layer in layers:
+        if isinstance(layer, nn.Embedding) and isinstance(layer.weight, DTensor):
+            raise InvalidConfiguration(
+                "`training.compile`: torch does not compile a layer that is a table of embeddings, of which each rank "
+                "of a tensor group has some rows: remove `compile`, or use `dataParallelShardDegree` in place of "
+                "`tensorParallelDegree`"
+            )
+        layer.compile()
 
 
 def one_tensor(layer: nn.Module, outputs: object) -> Tensor:

@@ -13,6 +13,7 @@ from disttrain_trainer.optim.precision import MixedPrecision
 from disttrain_trainer.parallel.activations import offload, recompute
 from disttrain_trainer.parallel.context.documents import Documents
 from disttrain_trainer.parallel.expert import expert_layers, spread_experts
+from disttrain_trainer.parallel.layers import compile_layers
 from disttrain_trainer.parallel.meta import give_values
 from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.stage_schedule import plans_of
@@ -78,8 +79,7 @@ def build_pipeline(
     # The model's last layer is followed by its backward pass at once: computing it anew would save nothing.
     recompute([layer for layer in layers if layer is not split[-1][-1]], training.activation_checkpointing)
     if training.compile:
-        for layer in layers:
-            layer.compile()
+        compile_layers(layers)
     around: tuple[Around, ...] = (
         precision.autocast,
         lambda: offload(precision.device, training.offload.activations),
