@@ -22,24 +22,27 @@ from .conftest import Run, Workplace, runs
 from .test_restarts_in_place import agent_of
 from .test_surviving_parts import HYBRID, STAGES, TENSORS
 
-MOST_KILLS, KILLS_OF_A_ROUND = 30, 15
+KILLS_OF_A_ROUND = 15
 PER_POD = 2
 INTERVAL, BATCH = 3, 16
 MOST_STEPS = 8
 """Steps of a life that is not let go; a killed one has seen up to BEFORE_A_KILL of them in metrics.jsonl."""
 BEFORE_A_KILL = 5
-STEPS = (MOST_KILLS + 2) * MOST_STEPS
-"""More than all lives before the last one can do."""
 SURVIVED = re.compile(r"resuming after step (\d+) from the memory of ranks? \d[\d, and]*, which ha(?:s|ve) survived")
 RESTARTED = re.compile(r"\[agent\] restart (\d+) in place: rank (\d+) (failed|was lost with its pod)")
 
 
-def job(place: Workplace, released: Path, pods: int, parallelism: dict[str, Any]) -> Path:
+def steps_of(rounds: int) -> int:
+    """More than all lives before the last one can do."""
+    return (rounds * KILLS_OF_A_ROUND + 2) * MOST_STEPS
+
+
+def job(place: Workplace, released: Path, pods: int, parallelism: dict[str, Any], steps: int) -> Path:
     """A job whose ranks are held after some steps of each life, until the file is there."""
     shutil.copy(Path(__file__).with_name("held_data.py"), place.folder)
     config = {"samples": MOST_STEPS * BATCH, "file": str(released)}
     training: dict[str, Any] = {
-        "steps": STEPS,
+        "steps": steps,
         "microBatchSize": BATCH,
         "checkpoint": {"interval": INTERVAL},
         "logging": {"interval": 1},
@@ -172,7 +175,7 @@ def lives(run: Run) -> dict[Life, dict[int, tuple[float, float]]]:
     return found
 
 
-def has_the_steps_of(run: Run, undisturbed: Run) -> None:
+def has_the_steps_of(run: Run, undisturbed: Run, last: int) -> None:
     """Assert that each life goes on after a checkpoint that the former ones have come to, or from a rank that has
     survived, and that each of its steps is, bit for bit, the one of the run that nobody has disturbed.
 
@@ -181,28 +184,28 @@ def has_the_steps_of(run: Run, undisturbed: Run) -> None:
     logs = "".join(run.log(0, attempt) for attempt in range(1, run.status["attempt"] + 1))
     survived = {int(step) for step in SURVIVED.findall(logs)}
     (expected,) = lives(undisturbed).values()
-    assert list(expected) == list(range(1, STEPS + 1))
+    assert list(expected) == list(range(1, last + 1))
     found, furthest, seen = lives(run), 0, set()
     assert list(found) == sorted(found)
     for life, steps in found.items():
-        first, last = min(steps), max(steps)
-        assert list(steps) == list(range(first, last + 1)), life
+        first, end = min(steps), max(steps)
+        assert list(steps) == list(range(first, end + 1)), life
         assert first - 1 in survived or (first <= furthest + 1 and first % INTERVAL == 1), life
         assert steps == {step: expected[step] for step in steps}, life
-        furthest = max(furthest, last)
+        furthest = max(furthest, end)
         seen |= steps.keys()
-    assert furthest == STEPS
+    assert furthest == last
     assert expected.keys() - seen <= survived
     assert survived, "no life has gone on from a survivor"
 
 
-def says_what_happened(run: Run, chaos: Chaos) -> None:
+def says_what_happened(run: Run, chaos: Chaos, last: int) -> None:
     """Assert that the status counts what ended a life, and that worker 0's agent has named a cause of each."""
     status = run.status
     attempts = status["attempts"]
     restarts = len(chaos.causes) - 1 + sum(chaos.replaced)
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", len(chaos.causes), restarts)
-    assert (status["progress"]["step"], status["checkpoint"]["step"]) == (STEPS, STEPS)
+    assert (status["progress"]["step"], status["checkpoint"]["step"]) == (last, last)
     assert [entry.get("restartsInPlace", 0) for entry in attempts] == [len(ended) for ended in chaos.causes]
     assert [len(entry.get("replacements", [])) for entry in attempts] == chaos.replaced
     for attempt, causes in enumerate(chaos.causes, start=1):
@@ -214,7 +217,7 @@ def says_what_happened(run: Run, chaos: Chaos) -> None:
         )
 
 
-def adds_up(run: Run) -> None:
+def adds_up(run: Run, last: int) -> None:
     """Assert that each second from the job's creation to its end is in one state of its goodput."""
     status, job = run.status, yaml.safe_load((run.home / "status.yaml").read_text())
     goodput = status["goodput"]
@@ -224,7 +227,7 @@ def adds_up(run: Run) -> None:
     assert sum(spent.values()) == (_time(goodput["updateTime"]) - _time(goodput["since"])).total_seconds()
     assert set(spent) <= {"Starting", "Training", "Redoing", "Saving", "Evaluating", "Restarting"}
     assert spent["Restarting"] > 0
-    assert goodput["furthestStep"] == STEPS
+    assert goodput["furthestStep"] == last
 
 
 def _time(text: str) -> datetime:
@@ -233,22 +236,17 @@ def _time(text: str) -> datetime:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("pods", "parallelism", "kills"),
-    [
-        (1, {}, MOST_KILLS),
-        (2, {}, MOST_KILLS),
-        (2, HYBRID, KILLS_OF_A_ROUND),
-        (2, TENSORS, KILLS_OF_A_ROUND),
-        (2, STAGES, KILLS_OF_A_ROUND),
-    ],
+    ("pods", "parallelism", "rounds"),
+    [(1, {}, 2), (2, {}, 2), (2, HYBRID, 1), (2, TENSORS, 1), (2, STAGES, 1)],
     ids=["one pod", "two pods", "shards", "tensors", "stages"],
 )
 def test_many_kills_change_no_step_and_the_status_tells_of_each(
-    workplace: Workplace, pods: int, parallelism: dict[str, Any], kills: int
+    workplace: Workplace, pods: int, parallelism: dict[str, Any], rounds: int
 ) -> None:
     random, released = chance(), workplace.folder / "released"
-    run = workplace.start(job(workplace, released, pods, parallelism))
-    chaos, rounds = Chaos(run, pods, random), kills // KILLS_OF_A_ROUND
+    kills, last = rounds * KILLS_OF_A_ROUND, steps_of(rounds)
+    run = workplace.start(job(workplace, released, pods, parallelism, last))
+    chaos = Chaos(run, pods, random)
     of_two: list[Callable[[], None]] = [chaos.kill_two, chaos.kill_beside_a_stopped_rank] * rounds
     of_two += [chaos.kill_amid_a_restart] * 2 * rounds
     of_pods = [chaos.kill_a_pod] * 3 * rounds if pods > 1 else [chaos.kill_the_only_pod] * rounds
@@ -262,8 +260,8 @@ def test_many_kills_change_no_step_and_the_status_tells_of_each(
     assert not run.left()
 
     undisturbed = workplace.beside("undisturbed")
-    other = undisturbed.run(job(undisturbed, released, pods, parallelism))
+    other = undisturbed.run(job(undisturbed, released, pods, parallelism, last))
     assert other.exit_code == 0, other.stderr
-    has_the_steps_of(run, other)
-    says_what_happened(run, chaos)
-    adds_up(run)
+    has_the_steps_of(run, other, last)
+    says_what_happened(run, chaos, last)
+    adds_up(run, last)
