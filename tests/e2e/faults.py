@@ -46,9 +46,9 @@ class Fault:
     shown: tuple[str, str]
     """Type and reason of the condition with which the operator shows it."""
     says: tuple[str, ...]
-    """Of the cause."""
+    """What the sentence of the cause has."""
     todo: tuple[str, ...]
-    """Of what to do."""
+    """What the sentence of what to do has."""
     after: str = field(default="")
     """The job that must have finished before this one is made."""
 

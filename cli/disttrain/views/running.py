@@ -21,7 +21,7 @@ from disttrain_api.times import parse_time
 
 STALE_SECONDS = 600
 SLOW_DATA_PERCENT = 30
-"""Of a step: a rank that waits so long for samples is named as one whose data are slow."""
+"""A rank that waits for samples for so much of a step is named as one whose data are slow."""
 _MANY_RESTARTS = 3
 
 
