@@ -283,6 +283,7 @@ def test_rows_are_whole_after_packed_samples_of_the_same_size(tmp_path):
     starts = torch.arange(inputs.shape[1]).expand_as(inputs) // 2 * 2
     seed_everything(0)
     model = double_gpt(vocabularySize=256, sequenceLength=inputs.shape[1])
+    supervised.use_loss_of(model)
     expected = supervised.token_losses(model, microbatch)
     model.use_context(documents := Documents(None))
     supervised.use_documents(documents)

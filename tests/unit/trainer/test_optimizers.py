@@ -142,7 +142,7 @@ def test_muon_is_torchs_beside_torchs_adamw():
     hidden = [theirs[0].weight, theirs[2].weight]
     others = [one for one in theirs.parameters() if all(one is not matrix for matrix in hidden)]
     muon = torch.optim.Muon(hidden, lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
-    pairs = [(own, with_muon(own)), (theirs, muon, torch.optim.AdamW(others, lr=0.1, weight_decay=0.5))]
+    pairs = [(own, with_muon(own)), (theirs, muon, torch.optim.AdamW(others, lr=0.1, weight_decay=0.5, fused=True))]
     train(pairs)
     require_same_bits(own, theirs)
 

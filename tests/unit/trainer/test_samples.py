@@ -37,6 +37,7 @@ PROMPTS = [[3, 5, 7], [11] * 50, [2], [9, 8, 7, 6, 5, 4], [30, 31]]
 DRAWN = {"temperature": 1.3, "topK": 7}
 EVERYTHING = {TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True}
 SHARED_EXPERTS = {SHARD: 2, "expertParallelDegree": 2}
+CHUNKS = {"loss": {"chunks": 3}}
 STAGES = {"pipeline": {"schedule": "Interleaved1F1B", "stagesPerRank": 2, "microbatches": 2}}
 
 # ranks, parallelism, model, changes of the samples, changes of the training
@@ -68,6 +69,9 @@ ALL_LAYOUTS = {
     "gpt, pp2": (2, {PIPELINE: 2}, "gpt", {}, {}),
     "gpt, experts": (1, {}, "experts", {}, {}),
     "gpt, experts, fsdp2 + ep2": (2, SHARED_EXPERTS, "experts", {}, {}),
+    "fsdp2, logits in chunks": (2, {SHARD: 2}, "llama", {}, CHUNKS),
+    "tp2, everything, logits in chunks": (2, EVERYTHING, "llama", {}, CHUNKS),
+    "pp2, logits in chunks": (2, {PIPELINE: 2}, "llama", {}, CHUNKS),
     "fsdp2 x tp2, everything": (4, {SHARD: 2, **EVERYTHING}, "llama", {}, {}),
     "pp2 x cp2": (4, {PIPELINE: 2, CONTEXT: 2}, "llama", DRAWN, {}),
 }
