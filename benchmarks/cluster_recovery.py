@@ -94,7 +94,7 @@ class Gang:
         try:
             return list(lines_of(self._core, self._namespace, self.pod(0), seconds=int(time.time() - since) + 5))
         except (client.ApiException, ValueError):
-            # It does not run yet, or is being replaced.
+            # It does not run yet, or is about to be replaced.
             return []
 
     def _has_new_checkpoint(self) -> bool:
@@ -145,7 +145,8 @@ def recoveries(core: client.CoreV1Api, strategy: str, kills: int, *, lost: bool)
     """Seconds that follow each kill."""
     taken = []
     with a_namespace(core) as namespace:
-        gang, began = Gang(core, namespace, strategy), 0.0
+        began = time.time()
+        gang = Gang(core, namespace, strategy)
         for _ in range(kills):
             gang.trains(began)
             if strategy == "InPlace" and not lost:

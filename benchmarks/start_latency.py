@@ -142,7 +142,9 @@ def lines_of(
 ) -> Iterator[tuple[float, str]]:
     """The lines that a pod has logged in the last seconds, each with the time at which it did, by the node's clock."""
     recent = {} if seconds is None else {"since_seconds": seconds}
-    for line in core.read_namespaced_pod_log(pod, namespace, timestamps=True, **recent).splitlines():
+    # The bytes themselves: this client turns them into the text of a literal, "b'…'".
+    answer = core.read_namespaced_pod_log(pod, namespace, timestamps=True, _preload_content=False, **recent)
+    for line in answer.data.decode(errors="replace").splitlines():
         stamp, _, text = line.partition(" ")
         # Nanoseconds are more than fromisoformat reads.
         yield datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp)).timestamp(), text
