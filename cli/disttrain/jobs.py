@@ -19,6 +19,7 @@ from disttrain.terminal import is_terminal, plain, plain_lines, rendered, table
 from disttrain.views import describe as page
 from disttrain.views import history as past
 from disttrain.views import listing
+from disttrain.views.case import Why
 from disttrain.views.nodes import has_no_node
 from disttrain.views.why import why as answer
 from disttrain_api.history import HistoryEntry
@@ -123,28 +124,33 @@ def show_history(client: Client, name: str | None, *, everywhere: bool, output: 
     return 0
 
 
-def show_why(client: Client, name: str) -> int:
+def show_why(client: Client, name: str, output: Format) -> int:
     """Explain the state of a job, and what to do."""
-    try:
-        job = client.get(name)
-    except ApiError as error:
-        found = _deleted(client, name) if error.status == 404 else None
-        if found is None:
-            raise
-        show(plain_lines(past.paragraph(found, datetime.now(UTC))))
-        hint(f"disttrain history {name} -o wide")
+    found = _why(client, name)
+    if output in (Format.JSON, Format.YAML):
+        show(formatted({"why": found.paragraph, "whatToDo": list(found.todo), "next": list(found.next)}, output))
         return 0
-    pods = client.pods(job)
-    events = readable_events(client, job)
-    unstarted = next((pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"), None)
-    if unstarted is not None:
-        events += readable_events(client, job, str(unstarted["metadata"]["uid"]))
-    found = answer(job, pods, events, datetime.now(UTC), _nodes(client) if any(map(has_no_node, pods)) else ())
     show(plain_lines(found.paragraph))
     if found.todo:
         show(plain_lines("\nWhat to do: " + " ".join(f"{sentence}." for sentence in found.todo)))
     hint(*found.next)
     return 0
+
+
+def _why(client: Client, name: str) -> Why:
+    try:
+        job = client.get(name)
+    except ApiError as error:
+        entry = _deleted(client, name) if error.status == 404 else None
+        if entry is None:
+            raise
+        return Why(past.paragraph(entry, datetime.now(UTC)), next=(f"disttrain history {name} -o wide",))
+    pods = client.pods(job)
+    events = readable_events(client, job)
+    unstarted = next((pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"), None)
+    if unstarted is not None:
+        events += readable_events(client, job, str(unstarted["metadata"]["uid"]))
+    return answer(job, pods, events, datetime.now(UTC), _nodes(client) if any(map(has_no_node, pods)) else ())
 
 
 def _nodes(client: Client) -> Sequence[dict[str, Any]]:

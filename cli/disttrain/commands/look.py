@@ -69,12 +69,12 @@ def history(
     return show_history(client, name, everywhere=everywhere, output=output)
 
 
-def why(name: JobName, namespace: Namespace = None, context: Context = None) -> int:
+def why(name: JobName, namespace: Namespace = None, context: Context = None, output: Output = Format.TABLE) -> int:
     """Explain why a job is pending, slow, restarting or failed, and what to do."""
     from disttrain.client import Client
     from disttrain.jobs import show_why
 
-    return show_why(Client(namespace=namespace, context=context), name)
+    return show_why(Client(namespace=namespace, context=context), name, output)
 
 
 def logs(

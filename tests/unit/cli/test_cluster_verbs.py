@@ -108,7 +108,23 @@ def test_why_says_what_became_of_a_job_that_was_deleted(api: FakeApi, capfd: pyt
     assert re.fullmatch(
         r"default/gone finished \w+ ago \(Failed\): it failed. It was deleted since then. rank 3 failed.\n", said
     )
+    document = json.loads(output_of(capfd, "why", "gone", "-o", "json"))
+    assert document["why"].startswith("default/gone finished ")
+    assert (document["whatToDo"], document["next"]) == ([], ["disttrain history gone -o wide"])
     assert main(["why", "another"]) == 1
+
+
+def test_why_is_also_a_document(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+    verdict = {"reason": "OOMKilled", "message": "rank 1 ran out of memory", "class": "OutOfMemory"}
+    attempt = {"number": 1, "startTime": "2026-01-01T12:00:00Z", "endTime": "2026-01-01T12:01:00Z", "verdict": verdict}
+    failed = a_condition("Failed", "True", "OOMKilled", "rank 1 ran out of memory")
+    api.put_job(a_raw_job(status=a_status("Failed", attempts=[attempt], conditions=[failed])))
+    paragraph, todo = output_of(capfd, "why", "digits").split("\n\nWhat to do: ")
+    document = json.loads(output_of(capfd, "why", "digits", "-o", "json"))
+    assert document["why"].split() == paragraph.split()
+    assert " ".join(f"{sentence}." for sentence in document["whatToDo"]).split() == todo.split()
+    assert document["next"] == ["disttrain describe digits"]
+    assert yaml.safe_load(output_of(capfd, "why", "digits", "-o", "yaml")) == document
 
 
 @pytest.mark.parametrize("verb", ["get", "describe", "why", "logs", "events", "suspend", "resume", "restart", "delete"])
