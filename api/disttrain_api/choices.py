@@ -1,7 +1,7 @@
 """`training.evaluation.choices`: questions whose choices a language model tells apart by their likelihood."""
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Generator, Iterator
+from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -12,6 +12,7 @@ from disttrain_api.transformers_config import Problem
 
 FIELD = "training.evaluation.choices"
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
+Config = TypeVar("Config", bound=ApiModel)
 TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
 
 
@@ -37,20 +38,25 @@ def choices_config(training: Training) -> ChoicesConfig | None:
 
 def choices_problems(training: Training) -> Iterator[Problem]:
     """Yield all that is wrong with `evaluation.choices`, alone and beside other fields."""
-    try:
-        config = choices_config(training)
-    except ValidationError as error:
-        yield from config_violations(error, FIELD, ChoicesConfig)
-        return
+    config = yield from read_or_problems(FIELD, ChoicesConfig, lambda: choices_config(training))
     if config is not None:
         yield from token_problems(FIELD, config.tokenizer, training)
 
 
-def config_violations(error: ValidationError, field: str, kind: type[ApiModel]) -> Iterator[Problem]:
-    """Yield what is wrong with the arguments of an evaluation, which are of this kind."""
-    for found in sentences.violations(error, kind):
-        path = ".".join((field, *(str(step) for step in found.location)))
-        yield path, f"{found.message}; {found.hint}" if found.hint else found.message
+def read_or_problems(
+    field: str, kind: type[Config], read: Callable[[], Config | None]
+) -> Generator[Problem, None, Config | None]:
+    """Return what `read` does: the arguments of an evaluation, of this kind; None where there are none.
+
+    Yields what is wrong with them, and then returns None.
+    """
+    try:
+        return read()
+    except ValidationError as error:
+        for found in sentences.violations(error, kind):
+            path = ".".join((field, *(str(step) for step in found.location)))
+            yield path, f"{found.message}; {found.hint}" if found.hint else found.message
+    return None
 
 
 def token_problems(field: str, tokenizer: str | None, training: Training) -> Iterator[Problem]:

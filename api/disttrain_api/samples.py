@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from disttrain_api.base import ApiModel
-from disttrain_api.choices import Path, config_violations, token_problems
+from disttrain_api.choices import Path, read_or_problems, token_problems
 from disttrain_api.training import Training
 from disttrain_api.transformers_config import Problem
 
@@ -38,11 +38,7 @@ def samples_config(training: Training) -> SamplesConfig | None:
 
 def samples_problems(training: Training) -> Iterator[Problem]:
     """Yield all that is wrong with `evaluation.samples`, alone and beside other fields."""
-    try:
-        config = samples_config(training)
-    except ValidationError as error:
-        yield from config_violations(error, FIELD, SamplesConfig)
-        return
+    config = yield from read_or_problems(FIELD, SamplesConfig, lambda: samples_config(training))
     if config is None:
         return
     yield from token_problems(FIELD, config.tokenizer, training)

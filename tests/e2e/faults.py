@@ -186,7 +186,7 @@ NOT_STARTED = [
         ("Secret",),
     ),
 ]
-"""Whose pods are not there, or do not start."""
+"""Jobs whose pods cannot be made, or do not start."""
 
 PROGRAMS = [
     Fault(
@@ -277,7 +277,7 @@ PROGRAMS = [
         ("Raise the named limit",),
     ),
 ]
-"""Whose programs end as they should not."""
+"""Jobs whose program ends with an error."""
 
 TRAININGS = [
     Fault(
@@ -356,6 +356,6 @@ TRAININGS = [
         ("Free or enlarge the storage",),
     ),
 ]
-"""Whose training ends."""
+"""Jobs whose training ends with an error."""
 
 FAULTS = [*NOT_STARTED, *PROGRAMS, *TRAININGS]

@@ -1,5 +1,7 @@
-"""Kills by chance in one run, whose ranks hold the whole model or parts of it: its steps are those of a run without
-them, and its status tells of each."""
+"""Random kills in a run: its steps are those of a run without kills, and its status names each kill.
+
+The ranks hold the whole model, or parts of it.
+"""
 
 import contextlib
 import json

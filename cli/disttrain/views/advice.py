@@ -96,8 +96,8 @@ _CRASHED = (
     " `/dev/shm`; `PYTHONFAULTHANDLER=1` in `workers.env` has the log show where"
 )
 _KILLED = (
-    "Find out what killed it: whoever may reach the pod, its own script, or the node's kernel for want of memory"
-    " (`dmesg` there)"
+    "Find out what killed it: somebody who may exec into the pod, its own script, or the node's kernel because memory"
+    " ran out (`dmesg` on the node)"
 )
 
 

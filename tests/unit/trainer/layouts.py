@@ -1,8 +1,10 @@
 """Layouts of the mesh, and what is trained in each of them: the cases of test_layouts.py."""
 
+import pytest
+
 from tests.soak import SOAK
 from tests.suites import GATE
-from tests.unit.trainer.worlds import small, user
+from tests.unit.trainer.worlds import run_cases, run_layouts, small, user
 
 ADAMW = {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1}
 MUON = {"name": "Muon", "learningRate": 0.02, "weightDecay": 0.1, "weightDecayOn": "Matrices"}
@@ -306,3 +308,25 @@ def _wanted(name: str) -> bool:
 
 
 LAYOUTS = {name: layout for name, layout in ALL_LAYOUTS.items() if _wanted(name)}
+
+
+def layout_fixtures(module, layouts, trainings):
+    """Return two fixtures of a module of tests, `alone` and `together`: results of each training in one process, and of
+    each layout, as far as a test of this run has them as its `layout`.
+
+    layouts: ranks, training, parallelism and changes of the training, by name.
+    """
+
+    def wanted(asked_for):
+        return {name: layouts[name] for name in layouts if name in asked_for(module, "layout")}
+
+    @pytest.fixture(scope="module")
+    def alone(tmp_path_factory, asked_for):
+        used = {training for _, training, *_ in wanted(asked_for).values()}
+        return run_cases(tmp_path_factory.mktemp("alone"), 1, {name: [{"training": trainings[name]}] for name in used})
+
+    @pytest.fixture(scope="module")
+    def together(tmp_path_factory, asked_for):
+        return run_layouts(tmp_path_factory, trainings, wanted(asked_for))
+
+    return alone, together

@@ -38,7 +38,7 @@ def watch(folder: Path) -> None:
 
 
 def global_batches(folder: Path) -> Iterator[list[Row]]:
-    """Yield the samples of each step of a case, in order, whoever has computed them.
+    """Yield the samples that all ranks together computed in each step of a case, in order.
 
     Fails where a step was computed twice, or ranks that share layers had other samples.
     """

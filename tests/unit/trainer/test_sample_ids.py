@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 LENGTH, BATCH, STEPS = 8, 8, 20
 STOPS = (7, 13)
-# Samples of each corpus; a token says of which corpus it is, and where it stands there.
+# Samples in each corpus. A token is the number of its corpus times APART, plus its place in the corpus.
 SIZES = (5, 9, 17)
 APART = 1000
 WEIGHTS = (1.0, 2.0, 1.0)

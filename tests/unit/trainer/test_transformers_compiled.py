@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.trainer.comparisons import require_same_training
-from tests.unit.trainer.layouts import ACCUMULATE_2, FULL, PIPELINE, SELECTIVE, SHARD, TENSOR
+from tests.unit.trainer.layouts import ACCUMULATE_2, FULL, PIPELINE, SELECTIVE, SHARD, TENSOR, layout_fixtures
 from tests.unit.trainer.test_transformers_layouts import training
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, run_layouts
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -34,20 +34,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def layouts(asked_for):
-    return {name: LAYOUTS[name] for name in LAYOUTS if name in asked_for("test_transformers_compiled", "layout")}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, layouts):
-    used = {name for _, name, *_ in layouts.values()}
-    return run_cases(tmp_path_factory.mktemp("alone"), 1, {name: [{"training": TRAININGS[name]}] for name in used})
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory, layouts):
-    return run_layouts(tmp_path_factory, TRAININGS, layouts)
+alone, together = layout_fixtures("test_transformers_compiled", LAYOUTS, TRAININGS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

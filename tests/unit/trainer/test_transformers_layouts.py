@@ -18,8 +18,9 @@ from tests.unit.trainer.layouts import (
     SHARD,
     TENSOR,
     TOKENS,
+    layout_fixtures,
 )
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, run_layouts, small
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, small
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -92,20 +93,7 @@ if SOAK:
     }
 
 
-@pytest.fixture(scope="module")
-def layouts(asked_for):
-    return {name: LAYOUTS[name] for name in LAYOUTS if name in asked_for("test_transformers_layouts", "layout")}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, layouts):
-    used = {training for _, training, *_ in layouts.values()}
-    return run_cases(tmp_path_factory.mktemp("alone"), 1, {name: [{"training": TRAININGS[name]}] for name in used})
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory, layouts):
-    return run_layouts(tmp_path_factory, TRAININGS, layouts)
+alone, together = layout_fixtures("test_transformers_layouts", LAYOUTS, TRAININGS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
