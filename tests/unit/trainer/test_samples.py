@@ -204,8 +204,9 @@ ASKED = [
 
 
 @pytest.mark.parametrize("workers", SERVED)
-def test_with_parameter_servers_the_leader_finds_the_same(tmp_path, folder, expected, workers):
-    (run,) = case_of(folder, None, {}, "gpt", {}, {})
+@pytest.mark.parametrize("changes", [{}, CHUNKS], ids=["whole logits", "logits in chunks"])
+def test_with_parameter_servers_the_leader_finds_the_same(tmp_path, folder, expected, workers, changes):
+    (run,) = case_of(folder, None, {}, "gpt", {}, changes)
     tasks = {"asked": str(write_chats(tmp_path / "asked.jsonl", ASKED))}
     run["training"]["evaluation"]["choices"] = {"tasks": tasks, "tokenizer": str(folder)}
     settings = {"parameterServer": {"groupReduce": "WithinGroup"}} if SERVED[workers] else {}
