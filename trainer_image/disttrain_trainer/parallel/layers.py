@@ -1,8 +1,11 @@
 """The layers of a model: what is gathered, recomputed and compiled as a whole, or laid onto devices and stages."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from disttrain_trainer.protocols import offered
@@ -27,15 +30,34 @@ def composes(module: nn.Module) -> bool:
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Compile each layer, in place. Raises InvalidConfiguration for a layer that torch does not compile."""
+    """Compile each layer, in place, but those that are themselves cut over a tensor group: a table, a projection or a
+    normalisation, in which there is little to fuse.
+
+    torch 2.13 compiles no cut table, and a cut projection that is compiled alone gives gradients that are wrong by as
+    much as they are large. Where a compiled layer gets a tensor that is still being received, its backward pass fails.
+    """
     for layer in layers:
-        if isinstance(layer, nn.Embedding) and isinstance(layer.weight, DTensor):
-            raise InvalidConfiguration(
-                "`training.compile`: torch does not compile a layer that is a table of embeddings, of which each rank "
-                "of a tensor group has some rows: remove `compile`, or use `dataParallelShardDegree` in place of "
-                "`tensorParallelDegree`"
-            )
-        layer.compile()
+        if any(isinstance(parameter, DTensor) for parameter in layer.parameters(recurse=False)):
+            layer.register_forward_hook(lambda _layer, _inputs, output: _received(output))
+        else:
+            layer.compile()
+
+
+def _received(output: Tensor) -> Tensor:
+    waited: Tensor = _Received.apply(output) if isinstance(output, AsyncCollectiveTensor) else output
+    return waited
+
+
+class _Received(torch.autograd.Function):
+    """Waits for a tensor that is being received from other ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, arriving: AsyncCollectiveTensor) -> Tensor:
+        return arriving.wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def one_tensor(layer: nn.Module, outputs: object) -> Tensor:
