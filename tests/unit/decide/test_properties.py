@@ -393,6 +393,6 @@ class Jobs(RuleBasedStateMachine):
 
 
 Jobs.TestCase.settings = settings(
-    max_examples=1500 if SOAK else 20 if GATE else 50, stateful_step_count=60 if SOAK else 40, deadline=None
+    max_examples=1500 if SOAK else 12 if GATE else 50, stateful_step_count=60 if SOAK else 40, deadline=None
 )
 test_jobs = pytest.mark.timeout(3600 if SOAK else 300)(Jobs.TestCase)

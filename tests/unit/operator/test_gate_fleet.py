@@ -21,6 +21,7 @@ from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.snapshot import World
 from tests.builders import NOW, a_raw_job, a_raw_pod, merge, running
 from tests.soak import SOAK
+from tests.suites import GATE
 
 Raw = dict[str, Any]
 GPUS = {"a": 4, "b": 4, "c": 2}
@@ -219,7 +220,7 @@ events = st.lists(
 some_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=2, max_size=4)
 
 
-@settings(max_examples=2000 if SOAK else 120, deadline=None)
+@settings(max_examples=2000 if SOAK else 50 if GATE else 120, deadline=None)
 # The first pod of the second gang is let go to a room that is taken at that moment.
 @example([(2, 3), (2, 2)], ["a", "a", "b"], [("take", "a"), ("step", 1, 1)])
 @given(some_sizes, st.lists(st.sampled_from(sorted(GPUS)), max_size=4), events)

@@ -71,7 +71,10 @@ SPARSE = {"sparse", "sparse of no module"}
 """Those of which plain SGD alone takes the gradients, one by one."""
 
 
-COMPLETE = {"replicas, FP16", "tensor, FP16", "averages", "experts of one process"}
+COMPLETE = {
+    *("replicas, FP16", "shards, FP16", "tensor, FP16"),
+    *("averages", "experts of one process", "experts of tensor groups", "tensor, resumed"),
+}
 """Those that the gate leaves out: what is theirs is in others, too."""
 
 
