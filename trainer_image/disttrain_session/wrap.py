@@ -56,8 +56,8 @@ def _shard(model: nn.Module, world: World) -> None:
             )
     units = [unit for unit in called(layers_of(model)) if unit is not model]
     for unit in (*without_tied(units, set()), model):
-        require_one_format(unit, left)
-        with naming_containers(unit):
+        require_one_format([unit], left)
+        with naming_containers([unit]):
             fully_shard(unit, mesh=shard_mesh(world))
 
 

@@ -244,7 +244,7 @@ def parallelise(
     if training.compile:
         compile_layers(layers or [module])
     if is_sharded(training, world):
-        model = shard(module, layers, training, world, experts)
+        model = shard(module, layers, training, world, experts, in_turn=composes(module))
         give_values(module, training, world)
         return model
     give_values(module, training, world)

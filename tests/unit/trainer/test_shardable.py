@@ -16,6 +16,7 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Training
 from disttrain_trainer.parallel import sharded
+from disttrain_trainer.parallel.shardable import joined
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.comparisons import LOSS, require_same_figures
@@ -219,7 +220,7 @@ def test_a_container_is_cut_or_named(one: Any, monkeypatch: pytest.MonkeyPatch, 
     model = copy.deepcopy(built)
     training = Training.model_validate(small())
     try:
-        found = sharded.shard(model, [model.get_submodule(unit) for unit in units], training, one)
+        found = sharded.shard(model, [model.get_submodule(unit) for unit in units], training, one, in_turn=True)
     except InvalidConfiguration as error:
         message = str(error)
     else:
@@ -230,3 +231,10 @@ def test_a_container_is_cut_or_named(one: Any, monkeypatch: pytest.MonkeyPatch, 
         " as an attribute"
     )
     assert message in ([named] if refuses else [named, ""])
+
+
+def test_layers_of_vectors_alone_are_gathered_with_the_next() -> None:
+    wide, narrow = nn.Linear(4, 4), nn.LayerNorm(4)
+    double = nn.Linear(4, 4).double()
+    units = [nn.LayerNorm(4), nn.LayerNorm(4), wide, nn.Linear(4, 4), narrow, double, nn.LayerNorm(4)]
+    assert [[units.index(unit) for unit in group] for group in joined(units)] == [[0, 1, 2], [3], [4], [5], [6]]

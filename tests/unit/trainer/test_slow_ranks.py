@@ -9,6 +9,7 @@ from torch import nn
 
 from disttrain_trainer.metrics import own_time, waits
 from disttrain_trainer.metrics.results import Passes
+from disttrain_trainer.parallel import sharded
 from disttrain_trainer.runtime.device import GLOO, Device
 from tests.unit.trainer.layouts import FULL, SHARD, TENSOR
 from tests.unit.trainer.worlds import run_cases, small
@@ -92,5 +93,5 @@ def test_waits_are_marked_only_where_this_torch_has_the_calls(monkeypatch, calls
         def _get_fsdp_state(self):
             return SimpleNamespace(_fsdp_param_group=group)
 
-    monkeypatch.setattr(waits, "FSDPModule", Sharded)
+    monkeypatch.setattr(sharded, "FSDPModule", Sharded)
     assert waits.Waits(nn.Sequential(Sharded(1, 1)), None).known is known

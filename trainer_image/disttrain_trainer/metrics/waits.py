@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
+from disttrain_trainer.parallel.sharded import parameter_groups
 from disttrain_trainer.runtime.device import Device, Span
 
 _WAIT = ("unshard", "wait_for_unshard", "post_backward")
@@ -17,8 +17,7 @@ class Waits:
     """Marks the begin and end of each wait. A CPU waits in the call; a GPU does in its stream, where the marks are."""
 
     def __init__(self, model: nn.Module, device: Device) -> None:
-        states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-        self._groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+        self._groups = parameter_groups(model)
         self._device = device
         self.known = all(hasattr(type(group), name) for group in self._groups for name in _WAIT)
         """Whether this torch's FSDP2 has these calls, none of which is public."""

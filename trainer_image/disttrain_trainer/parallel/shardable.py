@@ -25,18 +25,19 @@ def called(units: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def naming_containers(unit: nn.Module) -> Iterator[None]:
-    """Raise InvalidConfiguration for a unit that is a container which torch does not shard.
+def naming_containers(unit: list[nn.Module]) -> Iterator[None]:
+    """Raise InvalidConfiguration for a unit with a container which torch does not shard.
 
     torch 2.11 cuts none, 2.13 those that have a forward of their own; `called` has left none of the others.
     """
     try:
         yield
     except ValueError as error:
-        if not isinstance(unit, nn.ModuleList | nn.ModuleDict):
+        found = next((one for one in unit if isinstance(one, nn.ModuleList | nn.ModuleDict)), None)
+        if found is None:
             raise
-        kind = type(unit).__name__
-        container = "nn.ModuleList" if isinstance(unit, nn.ModuleList) else "nn.ModuleDict"
+        kind = type(found).__name__
+        container = "nn.ModuleList" if isinstance(found, nn.ModuleList) else "nn.ModuleDict"
         raise InvalidConfiguration(
             f"`training.model`: torch {torch.__version__} cannot cut {kind}, an {container} with a forward of its own, "
             f"over shards; torch 2.13 can: use an image that has it, or make {kind} an nn.Module with the {container} "
@@ -66,12 +67,30 @@ def without_tied(units: list[nn.Module], whole: Set[nn.Parameter]) -> Iterator[n
             yield unit
 
 
-def require_one_format(unit: nn.Module, left: dict[nn.Parameter, str]) -> None:
+def joined(units: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Yield units that are called in turn; those that have vectors alone, as a normalisation, with the one after them.
+
+    Each is gathered and reduced by messages of its own, which for some hundred numbers is most of their cost.
+    """
+    small: list[nn.Module] = []
+    for unit in units:
+        if small and len({parameter.dtype for one in (*small, unit) for parameter in one.parameters()}) > 1:
+            yield small
+            small = []
+        small.append(unit)
+        if any(parameter.dim() > 1 for parameter in unit.parameters()):
+            yield small
+            small = []
+    if small:
+        yield small
+
+
+def require_one_format(unit: list[nn.Module], left: dict[nn.Parameter, str]) -> None:
     """Raises InvalidConfiguration where gradients of parameters that are gathered together cannot be summed together.
 
     left: names of parameters that are gathered with no unit yet; those of this one are taken out.
     """
-    gathered = [(left.pop(parameter), parameter) for parameter in unit.parameters() if parameter in left]
+    gathered = [(left.pop(parameter), parameter) for one in unit for parameter in one.parameters() if parameter in left]
     trained = [(name, _kind(parameter), parameter) for name, parameter in gathered if parameter.requires_grad]
     for name, kind, parameter in trained:
         if parameter.is_complex():
@@ -81,7 +100,7 @@ def require_one_format(unit: nn.Module, left: dict[nn.Parameter, str]) -> None:
             )
         if kind != trained[0][1]:
             raise InvalidConfiguration(
-                f"`training.model`: shards gather the parameters of a {type(unit).__name__} together, and "
+                f"`training.model`: shards gather the parameters of a {type(unit[-1]).__name__} together, and "
                 f"`{trained[0][0]}` is {trained[0][1]} where `{name}` is {kind}: give them one format, freeze the one, "
                 "or put it into a layer of its own, as `layers()` of the model or an nn.Sequential has them"
             )

@@ -2,6 +2,8 @@
 `replicate` groups where there are any (FSDP2, after ZeRO stage 3, Rajbhandari et al. 2020; hybrid sharding).
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,6 +14,7 @@ from disttrain_api.training import Precision, Training
 from disttrain_trainer.parallel.expert import shard_experts
 from disttrain_trainer.parallel.shardable import (
     called,
+    joined,
     make_contiguous,
     naming_containers,
     require_one_format,
@@ -36,13 +39,15 @@ def is_sharded(training: Training, world: World) -> bool:
 
 
 def shard(
-    module: nn.Module, units: list[nn.Module], training: Training, world: World, experts: DeviceMesh | None = None
-) -> nn.Module:
+    module: nn.Module, units: list[nn.Module], training: Training, world: World, experts: DeviceMesh | None = None,
+    *, in_turn: bool,
+) -> nn.Module:  # fmt: skip
     """The module, its parameters cut over the shard group (in place).
 
     Each unit is gathered as a whole when it computes; what is in none of them belongs to the root. Where weights are
     cast, batch normalisations with running statistics are units that are not. Parameters that cannot be cut stay whole:
-    `average_whole` averages their gradients. `experts` is the mesh that experts are spread over, if they are.
+    `average_whole` averages their gradients. `experts` is the mesh that experts are spread over, if they are. in_turn:
+    whether each forward pass calls all units, one after the other; small ones are then gathered with the next.
     Raises InvalidConfiguration for parameters that cannot be gathered together, and for what the installed torch does
     not cut.
     """
@@ -61,11 +66,11 @@ def shard(
     if experts is not None:
         shard_experts(module, experts, precision, offload, world, reshard_after_forward=reshard_after_forward)
 
-    def cut(unit: nn.Module, policy: MixedPrecisionPolicy, reshard_after_forward: bool | None) -> None:
+    def cut(unit: list[nn.Module], policy: MixedPrecisionPolicy, reshard_after_forward: bool | None) -> None:
         require_one_format(unit, left)
         with naming_containers(unit):
             fully_shard(
-                unit,
+                unit if len(unit) > 1 else unit[0],
                 mesh=mesh,
                 mp_policy=policy,
                 offload_policy=offload,
@@ -77,10 +82,10 @@ def shard(
     for norm in without_tied(norms, whole):
         # Its kernels take halves beside whole weights and statistics, and not halves beside one of the two. It is so
         # small that it may stay gathered for the backward pass.
-        cut(norm, MixedPrecisionPolicy(cast_forward_inputs=False), False)
-    for unit in without_tied([unit for unit in called(units) if unit not in norms], whole):
+        cut([norm], MixedPrecisionPolicy(cast_forward_inputs=False), False)
+    for unit in joined(without_tied([unit for unit in called(units) if unit not in norms], whole)):
         cut(unit, precision, reshard_after_forward)
-    cut(module, precision, None)
+    cut([module], precision, None)
     return module
 
 
@@ -98,10 +103,14 @@ def add_up_gradients(model: nn.Module) -> None:
 
     FSDP2 does it when a unit's inputs get their gradients; what came later would be added in the parameters' format.
     """
-    for module in model.modules():
-        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-        if group is not None:
-            group.post_backward()
+    for group in parameter_groups(model):
+        group.post_backward()
+
+
+def parameter_groups(model: nn.Module) -> list[Any]:
+    """Return FSDP2's groups of parameters that are gathered together."""
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    return list(dict.fromkeys(state._fsdp_param_group for state in states if state._fsdp_param_group is not None))
 
 
 def reshard(model: nn.Module) -> None:

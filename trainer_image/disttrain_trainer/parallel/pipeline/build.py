@@ -91,7 +91,7 @@ def build_pipeline(
     names = names_of(module)
     if sharded:
         for number, stage in stages.items():
-            shard(stage, own[number], training, world, experts)
+            shard(stage, own[number], training, world, experts, in_turn=True)
         retie(module, names, layers)
     give_values(module, training, world)
     if is_flushless(parallelism):
