@@ -13,6 +13,8 @@ GPU_PYTHON ?=
 REQUIRE_HASHES ?=
 # Fewer tests for `make test` and `make test-all`; for example TESTS="tests/unit -k rules".
 TESTS ?=
+# Steps of tests/run.py that `make test-all` leaves out.
+WITHOUT ?=
 # What `make fast` runs. A contract in pyproject.toml keeps torch out of them.
 FAST := tests/unit/api tests/unit/decide tests/unit/gate tests/unit/operator tests/unit/plan
 
@@ -61,8 +63,8 @@ test: setup ## The gate: linters, then the tests that are fast and certain (TEST
 	$(BIN)/python -m tests.run $(TESTS)
 
 .PHONY: test-all
-test-all: setup ## Everything, up to a real cluster that it starts itself: 50 minutes (TESTS=… for a part)
-	$(BIN)/python -m tests.run --all $(TESTS)
+test-all: setup ## Everything, up to a real cluster that it starts itself: 50 minutes (TESTS=… for a part, WITHOUT=e2e without one)
+	$(BIN)/python -m tests.run --all $(addprefix --without ,$(WITHOUT)) $(TESTS)
 
 .PHONY: test-oldest
 test-oldest: setup-oldest ## The gate's tests of the trainer and the session with the oldest torch and transformers that pyproject.toml allows (TESTS=… for others)

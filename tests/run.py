@@ -3,11 +3,13 @@
 `python -m tests.run` is the gate: linters, then what is fast and certain (tests/suites.py says what that leaves out).
 A test that fails there is run once more, alone, when all others have ended; if it passes then, it is named as flaky and
 the gate is green. Tests that fail with a fixture that they share do so together. `python -m tests.run --all` is
-everything, without a second run. With arguments of pytest, either is pytest with these arguments.
+everything, without a second run; `--all --without e2e` leaves out a step. With arguments of pytest, either is pytest
+with these arguments.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -68,6 +70,7 @@ OLDEST = (
     "make --silent setup-oldest && "
     f"DISTTRAIN_TESTS=gate exec .venv-oldest/bin/python -m pytest --durations=100 {TRAINER} tests/unit/session"
 )
+ON_CPU = "DISTTRAIN_GPU_TESTS_DEVICE=cpu"
 OPERATOR = folders("agent", "api", "decide", "gate", "operator", "plan")
 GATE = (
     (
@@ -86,6 +89,15 @@ ALL = (
         pytest_step("trainer", TRAINER, "tests/gpu", seconds=5400, needs=(compiler,)),
         Step("lint", ("make", "lint"), 300),
         pytest_step("unit", "tests/unit", f"--ignore={TRAINER}", seconds=1800),
+        # Beside what the trainer's step runs of them where there is a GPU: few machines have one, and they are to work
+        # on that day.
+        Step(
+            "gpu-on-cpu",
+            ("env", ON_CPU, *pytest_step("", "tests/gpu", seconds=0).command),
+            1800,
+            needs=(compiler,),
+            alone=f"{ON_CPU} .venv/bin/python -m pytest 'ID'",
+        ),
         # What machines with GPUs bring is older than what is pinned here.
         Step("oldest-torch", ("sh", "-c", OLDEST), 3600, needs=(compiler,), alone="make test-oldest TESTS='ID'"),
     ),
@@ -333,11 +345,18 @@ def main(arguments: Sequence[str], shell: Mapping[str, str]) -> int:
     default_signals()
     # What runs is ended before we are.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    everything = list(arguments[:1]) == ["--all"]
-    chosen = list(arguments[1:] if everything else arguments)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, add_help=False)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=[step.name for steps in ALL for step in steps]
+    )
+    options, chosen = parser.parse_known_args(arguments)
+    if options.without and (chosen or not options.all):
+        parser.error("--without NAME leaves a step out of `--all`, and takes no arguments of pytest beside it")
     if chosen:
         return subprocess.run([sys.executable, "-m", "pytest", *chosen], cwd=ROOT, check=False).returncode
-    return run(ALL if everything else GATE, shell, gate=not everything)
+    groups = [[step for step in steps if step.name not in options.without] for steps in (ALL if options.all else GATE)]
+    return run(groups, shell, gate=not options.all)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,48 @@ def test_a_row_that_finds_no_test_is_red(monkeypatch, capsys) -> None:
     assert "no test is called nobody" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("left_out", [[], ["e2e"], ["lint", "browser"]])
+def test_the_complete_suite_leaves_out_the_steps_that_are_named(left_out, monkeypatch) -> None:
+    begun: list[str] = []
+
+    def note(groups, shell, *, gate: bool) -> int:
+        assert not gate
+        begun.extend(step.name for steps in groups for step in steps)
+        return 0
+
+    monkeypatch.setattr(runner, "run", note)
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)
+    every = {step.name for steps in runner.ALL for step in steps}
+    assert runner.main(["--all", *(word for name in left_out for word in ("--without", name))], SHELL) == 0
+    assert set(begun) == every - set(left_out)
+    assert {"oldest-torch", "gpu-on-cpu"} <= set(begun)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--without", "e2e"], ["--all", "--without", "e2e", "tests/unit"], ["--all", "--without", "x"]]
+)
+def test_what_cannot_be_left_out_is_refused(arguments, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as refused:
+        runner.main(arguments, SHELL)
+    assert refused.value.code == 2
+    assert "--without" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["tests/unit", "-k", "rules"], ["--all", "tests/e2e", "-x"]])
+def test_arguments_are_pytests(arguments, monkeypatch) -> None:
+    commands: list[list[str]] = []
+
+    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 5)
+
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(runner.subprocess, "run", note)
+    assert runner.main(arguments, SHELL) == 5
+    assert commands == [[sys.executable, "-m", "pytest", *(word for word in arguments if word != "--all")]]
+
+
 def test_the_oldest_torch_is_the_lower_bound_of_the_package() -> None:
     command = ["make", "-n", "-B", "setup-oldest"]
     output = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=True).stdout

@@ -102,6 +102,14 @@ def test_a_package_is_published_as_it_was_built_and_after_what_it_belongs_to(fil
     assert 'release.notes "$GITHUB_REF_NAME"' in str(by_name["images"]["steps"]), "found out before anything is pushed"
 
 
+def test_the_complete_suite_is_that_of_a_machine_with_its_cluster_by_kind(file: Path) -> None:
+    """Red where a part is named instead: then what tests/run.py lists runs nowhere, such as the oldest torch."""
+    if file.name == "complete.yaml":
+        scripts = {name: [step.get("run", "") for step in job["steps"]] for name, job in read(file)["jobs"].items()}
+        assert "make test-all WITHOUT=e2e" in scripts["test"]
+        assert any(script.endswith("make e2e") for script in scripts["e2e"])
+
+
 def test_no_step_leaves_a_credential_in_the_checkout(file: Path) -> None:
     checkouts = [step for step in steps(file) if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
