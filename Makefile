@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 # pyproject.toml's lower bounds.
 OLDEST_TORCH = $(shell sed -n 's/^trainer = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_TRANSFORMERS = $(shell sed -n 's/^hf = .*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-# A Python that has torch with CUDA, pydantic, pytest, pyzmq and scikit-learn, for `make gpu`; absent: .venv's.
+# A Python for `make gpu`, which says what it lacks; absent: .venv's.
 GPU_PYTHON ?=
 # Not empty: `make setup` installs only files with the hashes of requirements-dev.txt, which are those of PyPI.
 REQUIRE_HASHES ?=

@@ -3,14 +3,16 @@
     python benchmarks/gpu_record.py [--only tests|benchmark] [--quick] [--seconds 480] [--commit NAME] [--folder FOLDER]
                                     [--log FILE]
 
-Needs torch with CUDA, pydantic, pytest, scikit-learn, for parameter servers pyzmq; no plugin of pytest's. Ends with 2
-without a GPU, with 1 where a test fails or does not end, or the benchmark does not; what is known is written down as
-soon as it is. tests/gpu/worlds.py says by which variable every layout runs, for which this needs more seconds.
+Needs torch with CUDA and the packages of NEEDED, and says which are missing; for parameter servers pyzmq, for FP8
+torchao; no plugin of pytest's. Ends with 2 without a GPU, with 1 where a package is missing, a test fails or does not
+end, or the benchmark does not; what is known is written down as soon as it is. tests/gpu/worlds.py says by which
+variable every layout runs, for which this needs more seconds.
 """
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -29,6 +31,18 @@ sys.path[:0] = [str(REPOSITORY)]
 from benchmarks.gpu_table import OUTCOMES, Record, Run, Selected, outcomes, page, selected, with_benchmark, with_tests
 
 NO_GPU = 2
+NEEDED = {
+    "aiohttp": "aiohttp",
+    "hypothesis": "hypothesis",
+    "numpy": "numpy",
+    "psutil": "psutil",
+    "pydantic": "pydantic",
+    "pytest": "pytest",
+    "sklearn": "scikit-learn",
+    "torch": "torch",
+    "yaml": "PyYAML",
+}
+"""Packages by the module that tests and benchmark import of each."""
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(
         [*(str(REPOSITORY / part) for part in ("api", "trainer_image", ".")), os.environ.get("PYTHONPATH", "")]
@@ -54,6 +68,10 @@ def main() -> int:
     parser.add_argument("--commit", help="what runs; by default what git says")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "docs", help="where gpu.json and gpu.md lie")
     arguments = parser.parse_args()
+    if lacking := [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]:
+        raise SystemExit(
+            f"{sys.executable} lacks {', '.join(lacking)}: install them, or set GPU_PYTHON to a Python with"
+        )
     run = this_run(arguments.commit)
     if run is None:
         print("gpu_record.py: torch.cuda.is_available() is false: no GPU here, nothing is written", file=sys.stderr)

@@ -33,7 +33,9 @@ def run(folder: Path, module: str, ranks: int, *arguments: str, threads: int = 1
     Ends this process where a rank fails.
     """
     port = str(free_port())
-    paths = os.pathsep.join(str(REPOSITORY / part) for part in (".", "api", "trainer_image"))
+    own = [str(REPOSITORY / part) for part in (".", "api", "trainer_image")]
+    # Torch may lie on the path that this process was given.
+    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = []
     for rank in range(ranks):
         environment = os.environ | {

@@ -98,6 +98,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_estimate\.py::test_the_first_rank_of_a_worker": LONG,
     r"trainer/test_loading\.py::test_nothing_outlives": PROCESSES,
     r"trainer/test_layer_order\.py::test_ranks_that_wait_for_each_other": PROCESSES,
+    r"benchmarks/test_gpu_record\.py::test_all_that": LONG,
     r"trainer/test_shardable\.py::test_beside_other_degrees_too": MORE_RANKS,
 }
 """By expression, why."""

@@ -25,6 +25,9 @@ def import_ahead(modules: Sequence[str]) -> None:
 
 
 def has_met_the_driver() -> bool:
-    """Return whether an import has used a GPU's driver after all, which no fork can use then."""
+    """Return, in a fork, whether an import has used a GPU's driver after all, which no fork can use then.
+
+    torch notes it in forks alone: in the process that has imported, it is never True.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())

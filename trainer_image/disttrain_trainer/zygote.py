@@ -30,14 +30,15 @@ def main() -> int:
     pid = os.getppid()
     if (ask := die_with(pid)) is not None:
         ask()
-    # The processes between agent and ranks are nobody's to wait for.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import_ahead(_MODULES)
     # OpenBLAS ends its threads before a fork, and makes others when it is called.
-    if os.fork() == 0:
-        os._exit(0)
-    if has_met_the_driver() or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - no paths are needed
+    if (fork := os.fork()) == 0:
+        os._exit(int(has_met_the_driver()))
+    _, met = os.waitpid(fork, 0)
+    if met or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - no paths are needed
         return 0
+    # The processes between agent and ranks are nobody's to wait for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     call_it("zygote")
     agent.send(READY)
     while True:

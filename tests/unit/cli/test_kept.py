@@ -152,7 +152,11 @@ async def test_a_pod_that_waits_for_imports_stops(runners: Runners, tmp_path: Pa
     assert await ends == [code, ExitCode.INVALID_CONFIGURATION], "the other one goes on, as a program of its own"
 
 
-MET = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
+# As torch does, which notes it in forks alone.
+MET = """
+import os, torch
+os.register_at_fork(after_in_child=lambda: setattr(torch.cuda, "_is_in_bad_fork", lambda: True))
+"""
 
 
 @pytest.mark.parametrize("content", ["import os\nos._exit(1)\n", MET], ids=["it dies", "it has met the GPU's driver"])

@@ -56,4 +56,5 @@ def sorted_names(lists: Iterable[Iterable[str]]) -> list[str]:
 def _exact(value: Tensor | float, device: torch.device | None) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().reshape(()).to(torch.float64)
-    return torch.tensor(float(value), dtype=torch.float64, device=device)
+    # Not torch.tensor, which copies to a GPU and waits for it.
+    return torch.full((), float(value), dtype=torch.float64, device=device)
