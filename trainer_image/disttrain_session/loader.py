@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from disttrain_trainer.data.batches import moved
 from disttrain_trainer.data.sampler import Cursor, permute
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import drawing_from
@@ -76,7 +77,7 @@ class Loader:
             self._loaded = iter(DataLoader(self._batches, sampler=_cursors(self), batch_size=None, **options))
         batch = next(self._loaded)
         self._cursor = self.after(self._cursor)
-        return tree_map(lambda value: value.to(self._device) if isinstance(value, Tensor) else value, batch)
+        return tree_map(lambda value: moved(value, self._device) if isinstance(value, Tensor) else value, batch)
 
     def after(self, cursor: Cursor) -> Cursor:
         """Return the cursor after the batch at `cursor`."""

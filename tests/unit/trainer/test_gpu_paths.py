@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Parallelism
 from disttrain_api.training import Precision, Training
+from disttrain_session import loader
+from disttrain_session.loader import Loader
 from disttrain_trainer.checkpoint.staging import HostCopier
 from disttrain_trainer.checks.model_memory import _in_host
 from disttrain_trainer.data.batches import moved
@@ -31,7 +34,9 @@ from disttrain_trainer.parallel.sparse_gradients import what_takes_none
 from disttrain_trainer.parallel.sync_batch_norm import synchronise_batch_norm
 from disttrain_trainer.parameter_server.worker import staging
 from disttrain_trainer.parameter_server.worker.staging import PastEvent, Staging
+from disttrain_trainer.protocols import Mean
 from disttrain_trainer.runtime.device import GLOO, NCCL, CopyStream, Device, current, find_device
+from disttrain_trainer.tasks.figures import Figures
 from tests.unit.trainer.worlds import small
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -72,6 +77,39 @@ def test_a_batch_goes_to_a_gpu_through_pinned_memory_and_nobody_waits(noted: Not
     noted.calls.clear()
     assert moved({"here": torch.ones(2)}, CPU)["here"].device == CPU
     assert noted.calls == []
+
+
+def test_so_does_a_batch_of_a_session(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    world: Any = SimpleNamespace(rank=0, size=1, device=Device(GPU, NCCL))
+    # The real one draws a seed, which a fake tensor does not have.
+    monkeypatch.setattr(loader, "DataLoader", lambda *_, **__: [(torch.ones(4, 2), ["x"] * 4)])
+    batches = Loader("data", 4, world, lambda: False, seed=0, shuffle=True, num_workers=0, collate_fn=None)
+    values, names = next(batches)
+    assert (values.device, names) == (GPU, ["x"] * 4)
+    assert noted.calls == [("pin_memory", "cpu"), ("to", True)]
+
+
+class Copies(TorchDispatchMode):
+    """Notes what is copied from one device to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[object] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: object, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.aten._to_copy.default and "device" in (options or {}):
+            self.found.append(arguments[0].device)
+        return function(*arguments, **(options or {}))
+
+
+def test_figures_of_a_batch_are_added_where_they_are() -> None:
+    figures = Figures()
+    with FakeTensorMode(), Copies() as copies:
+        for _ in range(2):
+            figures.add({"loss": Mean(torch.ones((), device=GPU), 3.0)})
+    assert copies.found == []
 
 
 def test_a_copy_of_a_gpus_state_is_complete_when_given(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
