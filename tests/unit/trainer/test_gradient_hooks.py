@@ -35,7 +35,7 @@ class Alone:
 
 @pytest.fixture(autouse=True)
 def without_network(monkeypatch):
-    def gather(self, packed, use):
+    def gather(self, packed, use, *_):
         return done(use(packed[None]))
 
     def sum_up(self, values, algorithm=None):

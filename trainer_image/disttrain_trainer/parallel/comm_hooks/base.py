@@ -81,19 +81,25 @@ class HookedSum(GradientSum, ABC):
         done.set_result(values)
         return done
 
-    def gather(self, packed: Tensor, use: Callable[[Tensor], Tensor]) -> Future[Tensor]:
-        """`use` of the bytes [n] of every replica, as [replicas, n], once they are there.
+    def gather(self, packed: Tensor, use: Callable[[Tensor], Tensor], *read: Tensor) -> Future[Tensor]:
+        """`use` of the bytes [n] of every replica, as [replicas, n], once they are there. read: as `after` has it.
 
         Counted as a ring sends them: each rank's bytes pass N - 1 links.
         """
         self.bytes += (self.ranks - 1) * packed.nbytes
         rows = packed.new_empty(self.ranks, packed.numel())
         work = dist.all_gather(list(rows), packed, group=self.group, async_op=True)
-        return after(work.get_future(), lambda: use(rows))
+        return after(work.get_future(), lambda: use(rows), rows, *read)
 
 
-def after(future: Future[object], use: Callable[[], Tensor]) -> Future[Tensor]:
-    """Return a future with the result of `use` once the future is done, or its error."""
+def after(future: Future[object], use: Callable[[], Tensor], *read: Tensor) -> Future[Tensor]:
+    """Return a future with the result of `use` once the future is done, or its error.
+
+    read: what `use` reads, beside the future's own value and what outlives the step. A GPU comes to the work of `use`
+    later, in a stream of its own, and of what the host has let go of by then torch keeps for it only the value.
+    """
+    if read:
+        future = future.then(lambda done: (done.value(), *read))
 
     def then(done: Future[object]) -> Tensor:
         done.value()

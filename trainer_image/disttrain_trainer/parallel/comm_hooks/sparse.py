@@ -71,7 +71,7 @@ class TopKSum(SparseSum):
                 mean.index_add_(0, places[0] if places else indices, numbers)
             return mean
 
-        return self.gather(pack(payload), add_up)
+        return self.gather(pack(payload), add_up, indices)
 
 
 class RandomKSum(SparseSum):
@@ -85,4 +85,5 @@ class RandomKSum(SparseSum):
         return random_indices(values.numel(), count, (self._seed, self.step, bucket), values.device)
 
     def _exchange(self, mean: Tensor, values: Tensor, indices: Tensor) -> Future[Tensor]:
-        return after(self.sum_up(values, self._algorithm), lambda: mean.zero_().index_copy_(0, indices, values))
+        summed = self.sum_up(values, self._algorithm)
+        return after(summed, lambda: mean.zero_().index_copy_(0, indices, values), indices)
