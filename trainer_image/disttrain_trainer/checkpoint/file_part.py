@@ -1,6 +1,7 @@
 """What tensors of safetensors files are in a model whose parameters have other names, or stand there in parts.
 
-A model that has such files offers `part_in_files(name)`, which returns a FilePart for the name of a tensor.
+A model that has such files offers `part_in_files(name)`, which returns a FilePart for the name of a tensor, or None for
+one that the model computes itself.
 """
 
 from typing import NamedTuple

@@ -44,8 +44,8 @@ class _Piece(NamedTuple):
 class SafetensorsReader(FileSystemReader):
     """Reads a safetensors file or all files of an index."""
 
-    def __init__(self, path: Path, part_of: Callable[[str], FilePart] = FilePart) -> None:
-        """part_of: what a tensor of the files is in the model."""
+    def __init__(self, path: Path, part_of: Callable[[str], FilePart | None] = FilePart) -> None:
+        """part_of: what a tensor of the files is in the model; None: nothing, so that it is not read."""
         super().__init__(str(path))
         self._path, self._part_of = path, part_of
 
@@ -89,7 +89,9 @@ class SafetensorsReader(FileSystemReader):
         """Yield the pieces of each parameter, in order."""
         parts: dict[str, dict[tuple[int, int] | None, _Stored]] = defaultdict(dict)
         for name, (file, described) in read_files(self._path).items():
-            part, stored = self._part_of(name), _Stored(name, file, described)
+            if (part := self._part_of(name)) is None:
+                continue
+            stored = _Stored(name, file, described)
             place = None if part.row is None else (part.row, part.column)
             found = parts[part.parameter]
             if place in found or (found and None in (place, *found)):

@@ -125,8 +125,11 @@ class CausalLanguageModel(nn.Module):
         """Whether weights to begin with may lack this parameter: it then keeps its initial values."""
         return is_adapter(name)
 
-    def part_in_files(self, name: str) -> FilePart:
-        """Return what a tensor of the files that the library writes is in this model."""
+    def part_in_files(self, name: str) -> FilePart | None:
+        """Return what a tensor of the files that the library writes or has written is in this model; None: nothing."""
+        # Earlier versions saved this buffer, in each layer. The library computes it from the config, too.
+        if name.endswith("rotary_emb.inv_freq"):
+            return None
         files = self.family.experts
         return FilePart(name) if files is None else files.part(name)
 
