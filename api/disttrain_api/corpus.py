@@ -21,7 +21,8 @@ class MixedCorpus(ApiModel):
     path: Path
     """As `path` of the whole."""
     weight: Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)] | None = None
-    """How many of the samples are its, beside the others' weights. Absent: its number of tokens."""
+    """How many of the samples are its, beside the others' weights: of all corpora, or of none. Absent: its number of
+    tokens."""
 
 
 class CorpusConfig(ApiModel):
@@ -60,6 +61,10 @@ def corpus_problems(config: CorpusConfig) -> Iterator[tuple[str, str]]:
         yield place, "exactly one of `path` and `mixture` must be given"
     if config.temperature is not None and config.mixture is None:
         yield f"{place}.temperature", "needs `mixture`: set it, or remove this field"
+    unweighted = [entry.path for entry in config.mixture or [] if entry.weight is None]
+    if 0 < len(unweighted) < len(config.mixture or []):
+        found = f"{unweighted[0]:.200} has none, and its number of tokens would count beside the weights of the others"
+        yield f"{place}.mixture", f"must have a `weight` in each entry or in none: {found}"
     stores = [path for path in config.paths if "://" in path]
     if wrong := [path for path in stores if not _STORE.fullmatch(path)]:
         yield f"{place}.path", f"must be a folder or s3://bucket/folder, found {wrong[0]:.200}"

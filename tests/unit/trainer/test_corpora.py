@@ -309,6 +309,10 @@ def test_what_a_data_set_does_with_a_sample_is_not_passed_by(kind):
         ({}, "exactly one of `path` and `mixture`"),
         ({"path": "a", "mixture": [{"path": "b"}]}, "exactly one of `path` and `mixture`"),
         ({"path": "a", "temperature": 2}, "needs `mixture`"),
+        (
+            {"mixture": [{"path": "b", "weight": 3}, {"path": "a"}, {"path": "c"}]},
+            "in each entry or in none: a has none",
+        ),
         ({"path": "a.bin"}, "must be given: a.bin does not record"),
         ({"path": "a", "vocabularySize": 9}, "must be left out"),
         ({"path": "a", "cacheFolder": "/cache"}, "needs a corpus in an object store"),
