@@ -92,6 +92,8 @@ def build_state(config: Config, world: World) -> State:
         module = task.model().to(world.device.torch)
     require_elements_apart(module)
     _require_vocabulary(data, module)
+    for note in (offered(module, "notes_for_log") or list)():
+        log_first_rank(world, note)
     if not module.training:
         log_first_rank(
             world,

@@ -157,6 +157,13 @@ class OffersVocabulary(Protocol):
         """Return the number of tokens that the model takes. A corpus with more is refused before the first step."""
 
 
+class OffersNotes(Protocol):
+    """A model with something to say about the job."""
+
+    def notes_for_log(self) -> list[str]:
+        """Return the lines that the first rank's log has once the model is built."""
+
+
 class OffersEndTokens(Protocol):
     """A model of tokens that says which end a text."""
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from disttrain_api.transformers_config import LoraConfig, TransformersConfig
 from disttrain_trainer.checkpoint.export import Piece, StoredModel, export_folder
 from disttrain_trainer.checkpoint.safetensors_writer import SHARD_BYTES
-from disttrain_trainer.models.transformers.config import CONFIG_FILE, library_config
+from disttrain_trainer.models.transformers.config import CONFIG_FILE, library_config, reaches
 from disttrain_trainer.models.transformers.expert_files import ExpertFiles
 from disttrain_trainer.models.transformers.families import FAMILIES
 from disttrain_trainer.models.transformers.lora import is_adapter, merged
@@ -53,6 +53,9 @@ def export_model(
     config.architectures = [f"{family.prefix}ForCausalLM"]
     # `from_pretrained` takes the format that stands here, whatever the files have.
     config.dtype = model.describe(pieces[0]).dtype
+    # Programs that serve the model take the longest input from here.
+    if given.sequence_length is not None:
+        config.max_position_embeddings = reaches(config, given.sequence_length)
     text = (config.to_json_string(use_diff=False) + "\n").encode()
     export_folder(model, pieces, target, {CONFIG_FILE: text, **tokenizer}, most)
 

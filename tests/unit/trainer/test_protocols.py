@@ -35,6 +35,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.OffersLoss: build_model,
     protocols.OffersVocabulary: small_gpt,
     protocols.OffersEndTokens: lambda: CausalLanguageModel.__new__(CausalLanguageModel),
+    protocols.OffersNotes: lambda: CausalLanguageModel.__new__(CausalLanguageModel),
     protocols.OffersFlopsPerToken: small_gpt,
     protocols.OffersFlopsPerSample: build_model,
     protocols.Task: Masked,

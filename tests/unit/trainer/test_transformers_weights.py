@@ -13,7 +13,8 @@ from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.checkpoint.export import StoredModel
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, read_files
 from disttrain_trainer.checkpoint.safetensors_writer import Described, write_file, write_folder
-from disttrain_trainer.models.transformers.config import library_config
+from disttrain_trainer.models.transformers.config import library_config, reaches
+from disttrain_trainer.models.transformers.model import build
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.transformers_export import export_model
 from tests.builders import a_manifest
@@ -21,7 +22,7 @@ from tests.unit.trainer.comparisons import require_same
 from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.test_transformers_layouts import training
 from tests.unit.trainer.transformers_code import described, double_transformers
-from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, job, run_cases, run_ranks, small
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -176,6 +177,47 @@ class TestImport:
     def test_another_model_is_refused_by_name(self, alone):
         (error,) = alone["deeper"]["errors"]
         assert "has no parameter `model.layers.2." in error
+
+
+class TestSequencesBeyondPositions:
+    def test_the_log_says_so_and_the_export_takes_as_long_ones(self, tmp_path):
+        path = tmp_path / "job.yaml"
+        path.write_text(json.dumps(a_manifest(training=long_sequences())))
+        (rank,) = run_ranks(tmp_path / "run", job(long_sequences()), storage=tmp_path)
+        assert rank.code == 0, rank.err
+        assert "sequences of 128 tokens are longer than max_position_embeddings of the model's config, which is 64" in (
+            rank.out
+        )
+        checkpoint, target = tmp_path / "test" / "step-1", tmp_path / "exported"
+        assert main(["export", str(checkpoint), str(target), "--model", str(path)]) == 0
+        model = transformers.AutoModelForCausalLM.from_pretrained(target).double()
+        assert model.config.max_position_embeddings == 128
+        own = double_transformers("llama")
+        own.load_state_dict(model.state_dict())
+        prompt = torch.arange(128).unsqueeze(0) % 16
+        assert torch.equal(own(prompt), model(prompt).logits)
+
+    def test_nothing_is_said_of_sequences_that_fit(self):
+        assert double_transformers("llama").notes_for_log() == []
+
+    @pytest.mark.parametrize(("factor", "expected"), [(4.0, 128), (None, 64)])
+    def test_an_export_computes_the_same_rotary_embeddings(self, factor, expected):
+        """Without a factor they depend on the number of positions."""
+        rotary = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, "original_max_position_embeddings": 16}
+        given = TransformersConfig(config=described("llama") | {"rope_parameters": rotary}, sequence_length=128)
+        config = library_config(given)
+        config.max_position_embeddings = reaches(config, 128)
+        assert config.max_position_embeddings == expected
+        name = "self_attn.rotary_emb.inv_freq"
+        again = build(TransformersConfig(config=config.to_dict(), sequence_length=8)).model.layers[0]
+        assert torch.equal(again.get_buffer(name), build(given).model.layers[0].get_buffer(name))
+
+
+def long_sequences():
+    """A training with twice as many tokens as the model's config has positions."""
+    model = {"name": "transformers", "config": {"config": GIVEN.config}}
+    data = {"name": "synthetic", "config": {"kind": "Tokens", "vocabularySize": 16, "sequenceLength": 128}}
+    return small(model=model, data=data, steps=1, globalBatchSize=32)
 
 
 class TestAdapters:

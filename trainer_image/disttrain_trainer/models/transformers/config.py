@@ -147,6 +147,14 @@ def _require_routable(config: PreTrainedConfig) -> None:
         )
 
 
+def reaches(config: PreTrainedConfig, length: int) -> int:
+    """Return how many positions a model has that was trained with sequences of this length."""
+    declared: int = getattr(config, "max_position_embeddings", length)
+    # The factor of these rotary embeddings is then the quotient of two lengths: with another one they are others.
+    derived = (getattr(config, "rope_parameters", None) or {}).get("factor", 1.0) is None
+    return declared if derived else max(declared, length)
+
+
 def windows_of(config: PreTrainedConfig) -> list[int | None]:
     """Return how many tokens each layer looks at, the own one included; None: all before it."""
     layers: int = config.num_hidden_layers

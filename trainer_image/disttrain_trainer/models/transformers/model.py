@@ -116,6 +116,15 @@ class CausalLanguageModel(nn.Module):
         """Return the number of tokens that the table of embeddings has rows for."""
         return int(self.config.vocab_size)
 
+    def notes_for_log(self) -> list[str]:
+        """Return what the log says once the model is built."""
+        declared = getattr(self.config, "max_position_embeddings", self.sequence_length)
+        if self.sequence_length <= declared:
+            return []
+        longer = f"longer than max_position_embeddings of the model's config, which is {declared}"
+        advice = "rotary positions go on, which weights to begin with have not learned"
+        return [f"sequences of {self.sequence_length} tokens are {longer}: {advice}"]
+
     def end_tokens(self) -> list[int]:
         """Return the tokens after which the library's `generate` ends a text."""
         found = getattr(self.config, "eos_token_id", None)
