@@ -5,6 +5,7 @@ import torch
 
 from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.models.transformers.config import library_config
+from disttrain_trainer.models.transformers.families import FAMILIES as SUPPORTED
 from disttrain_trainer.models.transformers.heads import Heads
 from disttrain_trainer.models.transformers.model import build
 from disttrain_trainer.parallel.meta import materialise
@@ -106,6 +107,32 @@ class TestRefusals:
     def test_adapters_for_what_a_layer_has_not_are_refused(self, family, target, others):
         with pytest.raises(InvalidConfiguration, match=f"no `{target}`, expected some of {others}"):
             double_transformers(family, lora={"targets": [target]})
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "name"),
+    [
+        ("llama", "DecoderLayer", "gain"),
+        ("qwen3", "Attention", "self_attn.gain"),
+        ("phi3", "MLP", "mlp.gain"),
+        ("mixtral", "Experts", "mlp.experts.gain"),
+        ("qwen3_moe", "SparseMoeBlock", "mlp.gain"),
+    ],
+)
+def test_a_layer_with_a_parameter_that_tables_do_not_have_is_refused(family, part, name, monkeypatch):
+    """Red where a later version of the library would be cut, or its experts computed, without it."""
+    library = SUPPORTED[family].part(part)
+
+    class Later(library):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.gain = torch.nn.Parameter(torch.ones(1))
+
+    monkeypatch.setattr(SUPPORTED[family].modeling, library.__name__, Later)
+    with pytest.raises(
+        InvalidConfiguration, match=rf"layer of {family} has the parameter `{name}` in transformers 5\."
+    ):
+        double_transformers(family)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe, dense layer, windows"])

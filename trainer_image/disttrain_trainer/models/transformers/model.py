@@ -20,7 +20,7 @@ from disttrain_trainer.models.transformers.config import library_config, windows
 from disttrain_trainer.models.transformers.experts import SparseBlock, compute_by_experts, initialise_experts
 from disttrain_trainer.models.transformers.families import FAMILIES, Family
 from disttrain_trainer.models.transformers.lora import Down, Up, add_adapters, is_adapter
-from disttrain_trainer.models.transformers.tensor_plan import tensor_plan
+from disttrain_trainer.models.transformers.tensor_plan import require_known, tensor_plan
 from disttrain_trainer.protocols import ContextPart
 from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 
@@ -173,6 +173,7 @@ def build(config: TransformersConfig) -> nn.Module:
 def _decoder_layer(family: Family, config: PreTrainedConfig, number: int, window: int | None) -> nn.Module:
     layer = family.part("DecoderLayer")(config, number)
     layer.self_attn = causal_attention(family, config, number, window)
+    require_known(family, config, layer)
     compute_by_experts(layer, family, config)
     return layer
 

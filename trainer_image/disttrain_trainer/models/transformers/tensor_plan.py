@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -17,9 +18,11 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
+from disttrain_trainer.models.transformers.expert_files import DOWN, GATE_UP
 from disttrain_trainer.models.transformers.families import Cut, Family
 from disttrain_trainer.models.transformers.heads import ColwiseHeads, Heads
 from disttrain_trainer.models.transformers.lora_cut import LoraCut
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -68,6 +71,25 @@ def tensor_plan(
         for number in sparse:
             plan[f"model.layers.{number}.mlp"] = _whole_sequence()
     return plan
+
+
+def require_known(family: Family, config: PreTrainedConfig, layer: nn.Module) -> None:
+    """Raise InvalidConfiguration for a parameter of the library's layer that other versions of it do not have.
+
+    It would not be cut with the rest; beside experts, which are computed here, it would not even be computed.
+    """
+    owners = (*_projections(family.cut, config, Replicate()), *_head_norms(family.cut), *family.norms)
+    known = {f"{owner}.{kind}" for owner in owners for kind in ("weight", "bias")}
+    if family.experts is not None:
+        known |= {"mlp.gate.weight", f"mlp.experts.{GATE_UP}", f"mlp.experts.{DOWN}"}
+    for name, _ in layer.named_parameters():
+        if name not in known:
+            import transformers
+
+            raise InvalidConfiguration(
+                f"`training.model`: a layer of {family.name} has the parameter `{name}` in transformers "
+                f"{transformers.__version__}, which disttrain does not know: install an earlier version"
+            )
 
 
 class _Projection(NamedTuple):
