@@ -40,6 +40,8 @@ class Mark(BaseModel):
     epoch: _Count
     position: _Count
     """With `epoch`, the cursor behind the samples of this step."""
+    skipped: _Count = 0
+    """How many were skipped until then. A checkpoint before them does not know of them."""
 
 
 @contextmanager
@@ -60,10 +62,10 @@ def pass_over_marked(config: Config, world: World, state: State) -> None:
     """
     if not _rolls_back(config):
         return
-    mark = world.from_first(lambda: _read(config), tuple[int, int, int] | None)
+    mark = world.from_first(lambda: _read(config), tuple[int, int, int, int] | None)
     if mark is None:
         return
-    step, *place = mark
+    step, skipped, *place = mark
     until, cursor, steps = Cursor(*place), state.cursor, 0
     # The data may have changed: no more than a whole run is passed over.
     while _is_before(cursor, until) and steps < config.training.steps:
@@ -72,6 +74,8 @@ def pass_over_marked(config: Config, world: World, state: State) -> None:
         return
     world.all_or_none(lambda: _read_on(state, cursor))
     state.cursor = cursor
+    if state.guard is not None:
+        state.guard.skipped = max(state.guard.skipped, skipped)
     log_first_rank(
         world,
         f"rolled back to step {state.step}: the next samples, of {steps} steps, are passed over, up to those of the "
@@ -101,14 +105,14 @@ def _read_on(state: State, cursor: Cursor) -> None:
         stream.resume(first, stream.position_before(first))
 
 
-def _read(config: Config) -> tuple[int, int, int] | None:
+def _read(config: Config) -> tuple[int, int, int, int] | None:
     if config.checkpoint_folder is None:
         return None
     try:
         mark = Mark.model_validate_json(read_bounded(config.checkpoint_folder / MARK_FILE, _MAX_BYTES))
     except (OSError, ValidationError):
         return None
-    return (mark.step, mark.epoch, mark.position) if mark.uid == config.job.uid else None
+    return (mark.step, mark.skipped, mark.epoch, mark.position) if mark.uid == config.job.uid else None
 
 
 def _write(config: Config, state: State) -> None:
@@ -117,7 +121,8 @@ def _write(config: Config, state: State) -> None:
         return
     # The step that was judged last has neither been made nor left behind.
     behind = state.sampler.advance(state.cursor)
-    mark = Mark(uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position)
+    skipped = 0 if state.guard is None else state.guard.skipped
+    mark = Mark(uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position, skipped=skipped)
     path = config.checkpoint_folder / MARK_FILE
     try:
         write_atomically(path, mark.model_dump_json())

@@ -42,6 +42,8 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
     early = {"first": 1, "last": 2}
     cases["no checkpoint"] = twice(training("spoilt_steps", **early))
     cases["no checkpoint, without"] = [{"training": training("spoilt_steps", **early, passed_over=(0, 2))}]
+    # The second attempt takes the samples of steps 6 and 7 at steps 4 and 5, and skips these, too.
+    cases["twice"] = [{"training": training("spoilt_steps", first=4, last=7) | {"steps": 5}}] * 3
     cases["a later checkpoint"] = [
         *twice(training("spoilt_steps") | {"steps": 6}),
         {"training": training("spoilt_steps")},
@@ -57,6 +59,22 @@ def test_the_next_attempt_trains_as_if_the_samples_were_not_there(alone: dict[st
     assert second is None
     assert alone[data]["report"].step == 7
     require_same_bits(alone[data]["parameters"], alone[f"{data}, without"]["parameters"])
+
+
+@pytest.mark.parametrize(
+    ("case", "skipped"),
+    [
+        ("spoilt_steps", 2),
+        ("no checkpoint", 2),
+        # The attempt that resumes from it has counted them.
+        ("a later checkpoint", 2),
+        ("twice", 4),
+        # Nothing is rolled back: the same steps come again.
+        ("Fail", 1),
+    ],
+)
+def test_steps_that_were_rolled_back_stay_counted(alone: dict[str, dict[str, Any]], case: str, skipped: int) -> None:
+    assert alone[case]["report"].skipped_steps == skipped
 
 
 def test_without_it_the_next_attempt_fails_at_the_same_step(alone: dict[str, dict[str, Any]], folder: Path) -> None:

@@ -22,7 +22,7 @@ class StepGuard:
     def __init__(self, settings: SkipSteps) -> None:
         self._settings = settings
         self.skipped = 0
-        """Steps that were skipped, those of earlier attempts included."""
+        """Steps that were skipped, those of earlier attempts and those that were rolled back included."""
         self._in_row = 0
         self._norms: deque[float] = deque(maxlen=settings.window)
 
