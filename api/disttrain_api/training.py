@@ -273,12 +273,14 @@ class OnMostInRow(StrEnum):
 
 
 class SkipSteps(ApiModel):
-    """Steps whose gradient is not finite, or too large, make no update."""
+    """Steps whose loss or gradient is not finite, or too large, make no update."""
 
     above_median: Annotated[float, Field(gt=1, le=1e6)] | None = None
     """A gradient norm above so many times the median of the last `window` is too large. Absent: none is."""
+    loss_deviations: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """A loss so many standard deviations above the mean of the last `window` is too large. Absent: none is."""
     window: Annotated[int, Field(ge=8, le=4096)] = 128
-    """Steps; until there were so many, no norm is too large."""
+    """Steps; until there were so many, nothing is too large."""
     most_in_row: Annotated[int, Field(ge=1, le=10_000)] = 8
     """One more ends the attempt."""
     on_most_in_row: OnMostInRow = OnMostInRow.FAIL

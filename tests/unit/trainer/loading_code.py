@@ -1,4 +1,4 @@
-"""Data of a user that draw from all generators, fail while they are read, or are spoilt."""
+"""Data of a user that draw from all generators, fail while they are read, or are spoilt; a loss that these spoil."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from disttrain_trainer.data.sampler import permute
 from tests.unit.trainer.stream_code import Rows
-from tests.unit.trainer.user_code import double_samples
+from tests.unit.trainer.user_code import WithLoss, double_mlp, double_samples
 
 
 class Drawn(Dataset):
@@ -80,13 +80,15 @@ def spoilt_samples(factor: float | str, of_all: bool = False) -> tuple[Dataset, 
 STEPS_OF_EPOCH, PER_STEP = 10, 24
 
 
-def _by_step(first: int, last: int, passed_over: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """The samples of ten steps in their order, those of steps `first` to `last` spoilt.
+def _by_step(
+    first: int, last: int, passed_over: tuple[int, int] | None, factor: float | str = "nan"
+) -> tuple[Tensor, Tensor]:
+    """The samples of ten steps in their order, the inputs of steps `first` to `last` multiplied by a number.
 
     passed_over: (after this step, samples of so many steps): the order of who does not take these.
     """
     inputs, targets = (tensor.clone() for tensor in double_samples(STEPS_OF_EPOCH * PER_STEP)[0].tensors)
-    inputs[(first - 1) * PER_STEP : last * PER_STEP] = float("nan")
+    inputs[(first - 1) * PER_STEP : last * PER_STEP] *= float(factor)
     if passed_over is not None:
         begin, count = (steps * PER_STEP for steps in passed_over)
         inputs, targets = (torch.cat([tensor[:begin], tensor[begin + count :]]) for tensor in (inputs, targets))
@@ -94,9 +96,11 @@ def _by_step(first: int, last: int, passed_over: tuple[int, int] | None) -> tupl
     return inputs, targets
 
 
-def spoilt_steps(first: int, last: int, passed_over: tuple[int, int] | None = None) -> tuple[Dataset, Dataset]:
+def spoilt_steps(
+    first: int, last: int, passed_over: tuple[int, int] | None = None, factor: float | str = "nan"
+) -> tuple[Dataset, Dataset]:
     """See `_by_step`, put where the sampler of seed 0 takes them."""
-    ordered = _by_step(first, last, passed_over)
+    ordered = _by_step(first, last, passed_over, factor)
     places = torch.from_numpy(permute(np.arange(len(ordered[0])), len(ordered[0]), 0, 0))
     inputs, targets = (torch.empty_like(tensor) for tensor in ordered)
     inputs[places], targets[places] = ordered
@@ -106,3 +110,18 @@ def spoilt_steps(first: int, last: int, passed_over: tuple[int, int] | None = No
 def spoilt_rows(first: int, last: int, passed_over: tuple[int, int] | None = None) -> tuple[Rows, Dataset]:
     """The same, iterated."""
     return Rows(list(zip(*_by_step(first, last, passed_over), strict=True))), double_samples()[1]
+
+
+class InfiniteLoss(WithLoss):
+    """The loss of a sample whose inputs are far out is infinite, and its gradient is that of cross-entropy."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.far = inputs.abs().amax(1) > 20
+        return super().forward(inputs)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(outputs, targets) + torch.where(self.far, torch.inf, 0.0)
+
+
+def infinite_loss_mlp() -> InfiniteLoss:
+    return InfiniteLoss(*double_mlp())

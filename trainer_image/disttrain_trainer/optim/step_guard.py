@@ -1,8 +1,8 @@
-"""Which steps are skipped: those whose gradient is not finite, or much larger than those before.
+"""Which steps are skipped: those whose loss or gradient is not finite, or much larger than those before.
 
-The norm of the gradient alone is judged: all ranks know it before the update, and a loss that is not finite has a
-gradient that is not. OLMo-core's SkipStepOptimizer goes by mean and spread of the last 128 losses and norms; a median
-needs no assumption about how norms are spread.
+OLMo-core's SkipStepOptimizer goes by mean and standard deviation of the last 128 losses and norms. So do losses here:
+zero means nothing to them, and what counts is how far they usually stray. Of norms, which are positive and have a long
+tail, a multiple of the median is the bound.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 from disttrain_api.training import OnMostInRow, SkipSteps
 from disttrain_trainer.runtime.errors import NonFiniteLoss
+
+_LEAST_SPREAD = 1e-6
+"""The least standard deviation of losses, as a part of their mean: FP32 rounds them to a tenth of that."""
 
 
 class StepGuard:
@@ -24,16 +27,19 @@ class StepGuard:
         self.skipped = 0
         """Steps that were skipped, those of earlier attempts and those that were rolled back included."""
         self._in_row = 0
+        self._losses: deque[float] = deque(maxlen=settings.window)
         self._norms: deque[float] = deque(maxlen=settings.window)
 
-    def reason_to_skip(self, step: int, norm: float) -> str | None:
+    def reason_to_skip(self, step: int, loss: float, norm: float) -> str | None:
         """Return in words why no update is to be made of the step; None: it is to be made.
 
-        norm: 2-norm of the whole gradient, before clipping. Raises NonFiniteLoss where too many in a row are skipped.
+        loss: the mean over all ranks. norm: 2-norm of the whole gradient, before clipping. Raises NonFiniteLoss where
+        too many in a row are skipped.
         """
-        reason = self._reason_to_skip(norm)
+        reason = self._reason_in_norm(norm) or self._reason_in_loss(loss)
         if reason is None:
             self._in_row = 0
+            self._losses.append(loss)
             self._norms.append(norm)
             return None
         self.skipped += 1
@@ -52,7 +58,7 @@ class StepGuard:
             )
         return reason
 
-    def _reason_to_skip(self, norm: float) -> str | None:
+    def _reason_in_norm(self, norm: float) -> str | None:
         if not math.isfinite(norm):
             return f"gradient norm is {norm}"
         factor = self._settings.above_median
@@ -63,13 +69,33 @@ class StepGuard:
             return None
         return f"gradient norm is {norm:.4g}, and the median of the last {self._settings.window} is {usual:.4g}"
 
+    def _reason_in_loss(self, loss: float) -> str | None:
+        if not math.isfinite(loss):
+            return f"loss is {loss}"
+        most = self._settings.loss_deviations
+        if most is None or len(self._losses) < self._settings.window:
+            return None
+        mean = fmean(self._losses)
+        spread = math.sqrt(fmean((one - mean) ** 2 for one in self._losses))
+        least = _LEAST_SPREAD * abs(mean)
+        # Losses that are all 0 say nothing about how far others may stray.
+        if loss <= mean + most * max(spread, least) or mean == spread == 0:
+            return None
+        return (
+            f"loss is {loss:.4g}, and the last {self._settings.window} have the mean {mean:.4g} and the standard "
+            f"deviation {spread:.2g}"
+        )
+
     def state_dict(self) -> dict[str, str]:
         """Return one text, which a checkpoint holds as it is."""
-        state = {"skipped": self.skipped, "in_row": self._in_row, "norms": list(self._norms)}
+        state = {"skipped": self.skipped, "in_row": self._in_row}
+        state |= {"losses": list(self._losses), "norms": list(self._norms)}
         return {"state": json.dumps(state)}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         """Take over what `state_dict` returned. Raises TypeError, ValueError or KeyError where it is something else."""
         found = json.loads(state["state"])
         self.skipped, self._in_row = int(found["skipped"]), int(found["in_row"])
-        self._norms = deque(map(float, found["norms"]), maxlen=self._settings.window)
+        # Checkpoints of a former version have no losses.
+        losses, norms = found.get("losses", ()), found["norms"]
+        self._losses, self._norms = (deque(map(float, kept), maxlen=self._settings.window) for kept in (losses, norms))

@@ -38,8 +38,12 @@ class Batch(NamedTuple):
     """The sum over this rank's microbatches."""
     loading_seconds: float
     counts: Callable[[], list[float]]
-    """Weight and samples of all ranks, how many of these want to stop, and to save, and digests of what they have
-    called."""
+    """Weight and samples of all ranks, how many of these want to stop, and to save, the mean loss of the step before,
+    and digests of what they have called."""
+
+
+_LOSS = 4
+"""Its place among the counts."""
 
 
 class Synchronous(SumOverRanks):
@@ -73,14 +77,14 @@ class Synchronous(SumOverRanks):
             settle_buckets(self.state, self.world, always_search=always)
         while self.state.step < until:
             batch, self._next = self._next or self._load(self.state.cursor), None
-            weight, samples, stopping, saving, *digests = batch.counts()
+            weight, samples, stopping, saving, _, *digests = batch.counts()
             self._require_same_layers(digests)
             if stopping:
                 self.stopping = True
                 return
             if saving:
                 # The step itself comes after the checkpoint.
-                self.saving, self._next = True, batch._replace(counts=partial(list[float], (weight, samples, 0, 0)))
+                self.saving, self._next = True, batch._replace(counts=partial(list[float], (weight, samples, 0, 0, 0)))
                 return
             yield self._step(batch, weight, samples, until)
 
@@ -99,13 +103,14 @@ class Synchronous(SumOverRanks):
         if state.layer_order is not None:
             state.layer_order.end_pass()
         if state.step + 1 < until:
-            self._next = self._load(state.sampler.advance(state.cursor))
+            self._next = self._load(state.sampler.advance(state.cursor), loss)
         elif state.layer_order is not None:
             # Before what is due writes it down.
             self._require_same_layers(self.world.sum(*state.layer_order.take()))
         norm = clip_gradients(state, training.max_gradient_norm, self.world)
+        judged = 0.0 if state.guard is None else self._mean_loss(loss)
         self._around.agree()
-        skipped = self._is_skipped(norm)
+        skipped = self._is_skipped(judged, norm)
         if skipped:
             skip_update(state)
         else:
@@ -128,27 +133,36 @@ class Synchronous(SumOverRanks):
             skipped_steps=None if state.guard is None else state.guard.skipped,
         )
 
-    def _is_skipped(self, norm: Callable[[], Tensor]) -> bool:
+    def _own_loss(self, loss: Tensor | None) -> float:
+        """Return this rank's part of the mean loss where steps are judged by it, which takes waiting for the device."""
+        return 0.0 if loss is None or self.state.guard is None or not self.world.counts_outputs else float(loss)
+
+    def _mean_loss(self, loss: Tensor) -> float:
+        """Return the mean loss over all ranks: it comes with the counts of the next batch, if that is known."""
+        return self._next.counts()[_LOSS] if self._next is not None else self.world.sum(self._own_loss(loss))[0]
+
+    def _is_skipped(self, loss: float, norm: Callable[[], Tensor]) -> bool:
         """Whether no update is made of this step; rank 0 says why. Raises NonFiniteLoss after too many."""
         step = self.state.step + 1
-        reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, float(norm()))
+        reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, loss, float(norm()))
         if reason is not None:
             log_first_rank(self.world, f"step {step} is skipped: its {reason}")
         return reason is not None
 
-    def _load(self, cursor: Cursor) -> Batch:
-        """Load this rank's part of the global batch at `cursor`."""
+    def _load(self, cursor: Cursor, loss: Tensor | None = None) -> Batch:
+        """Load this rank's part of the global batch at `cursor`. loss: this rank's part of the step before it."""
         begin = time.monotonic()
         microbatches = load_step(self.state, self.world, cursor)
         loading = time.monotonic() - begin
         weight = sum(microbatch.weight for microbatch in microbatches)
         samples = sum(microbatch.samples for microbatch in microbatches)
-        # One small gloo all-reduce: the weight that the mean loss needs, and whether some rank wants to stop or save.
+        # One small gloo all-reduce: the weight that the mean loss needs, whether some rank wants to stop or save, and
+        # the loss by which the step before is judged.
         order = self.state.layer_order
         digests = () if order is None else order.take()
         wishes = self._around.must_end(), self._around.must_save()
         own = weight * self.world.counts_outputs, samples * self.world.counts_replica
-        sums = self.world.sum_later(*own, *wishes, *digests)
+        sums = self.world.sum_later(*own, *wishes, self._own_loss(loss), *digests)
         return Batch(microbatches, weight, samples, loading, sums)
 
     def _require_same_layers(self, digests: Sequence[float]) -> None:
