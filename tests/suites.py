@@ -29,6 +29,7 @@ ONLY_IN_COMPLETE = {
     r"operator/test_false_alarms_of_gangs\.py": LONG,
     r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_worker_of_|a_page_has|where_nothing_can_be_)": LONG,
     r"agent/test_trainer_ends\.py.*two pods": LONG,
+    r"agent/test_deadlocks\.py": LONG,
     r"agent/test_zygote\.py::test_ranks_start_again": LONG,
     r"agent/test_gang_lost_pods\.py.*(how_many_restarts|amid a restart|place_of_a_lost_one)": PROCESSES,
     r"agent/test_gang_replacements\.py.*nobody leads": PROCESSES,

@@ -17,8 +17,8 @@ from disttrain_api.report import (
 )
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.agent_http import Unreachable
-from disttrain_operator.decide.observed import Stall, Suspicion
-from disttrain_operator.decide.stacks import blame_of, main_stack, wait_for_others
+from disttrain_operator.decide.observed import Blame, Stall, Suspicion
+from disttrain_operator.decide.stacks import blame_of, in_one_group, main_stack, wait_for_others
 from disttrain_operator.decide.suspicion import (
     LOOKS_APART_SECONDS,
     SLACK_SECONDS,
@@ -57,28 +57,30 @@ class GangStacks:
         if not stall.in_training:
             return stall
 
+        blame = self._blame(first)
+
         def located(stacks: Mapping[int, str]) -> Stall | None:
             if stall.rank not in stacks:
                 return None
-            return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame_of(stacks))
+            return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame(stacks))
 
         return await self._in_stacks(self._gang_of(first), ask, located)
 
     async def suspicion(self, first: Agent, ask: Ask) -> Suspicion | None:
         """Return which rank hangs, where the ranks of all pods stand still, as soon as that can be known; None where
         some do not, an agent does not answer, or two looks at their stacks do not tell it."""
-        gang = self._gang_of(first)
+        gang, blame = self._gang_of(first), self._blame(first)
         if not self._is_whole(gang) or await self._lasting(gang, ask, SLACK_SECONDS - LOOKS_APART_SECONDS) is None:
             return None
         # From begin to begin: how long a look takes depends on the gang.
         passes = asyncio.ensure_future(self._sleep(LOOKS_APART_SECONDS))
         try:
-            if (former := await self._in_stacks(gang, ask, blame_of)) is None:
+            if (former := await self._in_stacks(gang, ask, blame)) is None:
                 return None
             await passes
         finally:
             passes.cancel()
-        latter = await self._in_stacks(gang, ask, blame_of)
+        latter = await self._in_stacks(gang, ask, blame)
         # After both looks: what still stands still has not moved between them.
         standstill = await self._lasting(gang, ask, SLACK_SECONDS)
         return None if standstill is None else suspect(former, latter, standstill)
@@ -101,6 +103,13 @@ class GangStacks:
             return len(stacks) == each * len(others) and wait_for_others(stacks)
 
         return silent if await self._in_stacks(others, ask, all_wait) else frozenset()
+
+    def _blame(self, first: Agent) -> Callable[[Mapping[int, str]], Blame | None]:
+        """How the stacks of the ranks of this job are read."""
+        job = self._world.job(first.job_uid)
+        spec = job.spec if job is not None else None
+        ranks, together = (spec.world_size, in_one_group(spec)) if spec is not None else (0, False)
+        return lambda stacks: blame_of(stacks, whole=len(stacks) == ranks, together=together)
 
     def _is_whole(self, gang: list[Agent]) -> bool:
         """Whether they are the agents of all workers, as far as these are asked."""

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from disttrain.cluster.api import Api
 from disttrain.cluster.paths import path_of
 from disttrain.cluster.remote import RemoteJob
@@ -18,6 +20,7 @@ from disttrain.errors import CommandError
 from disttrain.logs.pick import Pick, PodLog, picked
 from disttrain_api.agent_api import STACKS
 from disttrain_api.agent_token import agent_token
+from disttrain_api.moved import carried_over
 from disttrain_api.names import (
     AGENT_PORT,
     CONFIG_VOLUME,
@@ -27,6 +30,8 @@ from disttrain_api.names import (
     Role,
 )
 from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
+from disttrain_api.spec import JobSpec
+from disttrain_operator.decide.stacks import in_one_group
 from disttrain_operator.kept_pod import port_of_agent
 
 Raw = Mapping[str, Any]
@@ -42,6 +47,10 @@ class Stacks:
     """Text of each rank that has one: the calls of all threads, the main one's first."""
     missing: tuple[str, ...] = ()
     """A sentence for each pod that did not give any."""
+    whole: bool = False
+    """Whether these are all ranks of the job."""
+    together: bool = False
+    """Whether all ranks take part in the same collective calls, as `in_one_group` has it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,21 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
         answers = list(threads.map(ask, agents))
     texts = {rank: text for answer in answers if isinstance(answer, dict) for rank, text in answer.items()}
     found = {rank: main_thread_first(texts[rank]) for rank in sorted(texts) if ranks is None or rank in ranks}
-    return Stacks(found, tuple(answer for answer in answers if isinstance(answer, str)))
+    spec = _spec(job)
+    return Stacks(
+        found,
+        tuple(answer for answer in answers if isinstance(answer, str)),
+        whole=spec is not None and len(found) == spec.world_size,
+        together=spec is not None and in_one_group(spec),
+    )
+
+
+def _spec(job: RemoteJob) -> JobSpec | None:
+    """The job's spec; None where this version cannot read it."""
+    try:
+        return JobSpec.model_validate(carried_over(job.raw.get("spec"))[0])
+    except ValidationError:
+        return None
 
 
 def _agent_of(pod: PodLog, raw: Raw) -> _Agent | None:

@@ -1,13 +1,12 @@
 """`disttrain stacks`: where each rank is, in a line, or the whole stacks of some."""
 
-from collections.abc import Mapping
-
 from disttrain.client import Client
 from disttrain.commands.options import Format
 from disttrain.errors import CommandError
 from disttrain.jobs import formatted, hint
 from disttrain.logs.pick import parse_ranks
 from disttrain.output import print_stderr, show
+from disttrain.stacks.of_cluster import Stacks
 from disttrain.terminal import plain, plain_lines
 from disttrain_operator.decide.stacks import blame_of, main_stack
 
@@ -26,17 +25,18 @@ def show_stacks(client: Client, name: str, *, ranks: str | None, output: Format)
     if output in (Format.JSON, Format.YAML):
         show(formatted({"stacks": {str(rank): text for rank, text in texts.items()}}, output))
     elif ranks is None:
-        _show_lines(texts)
+        _show_lines(found)
     else:
         show("\n\n".join(f"--- rank {rank} ---\n{plain_lines(text, most=_SHOWN)}" for rank, text in texts.items()))
     hint(f"disttrain stacks {name} --rank {min(texts)}", f"disttrain why {name}")
     return 0
 
 
-def _show_lines(stacks: Mapping[int, str]) -> None:
+def _show_lines(learned: Stacks) -> None:
+    stacks = learned.found
     width = len(str(max(stacks)))
     for rank, text in stacks.items():
         show(f"[rank {rank:>{width}}] {plain(main_stack(text))}")
-    blame = blame_of(stacks)
+    blame = blame_of(stacks, whole=learned.whole, together=learned.together)
     if blame is not None and len(stacks) > 1:
-        show(f"rank {blame.rank} {plain(blame.why)}")
+        show(plain(blame.why) if blame.rank is None else f"rank {blame.rank} {plain(blame.why)}")

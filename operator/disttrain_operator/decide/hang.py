@@ -88,13 +88,13 @@ def hang_of(gang: Gang, now: datetime) -> Verdict | None:
 
 def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     """first: the pod of the rank that the stall names."""
-    policy, rank, pod = gang.spec.run_policy, stall.rank, first
+    policy, pod = gang.spec.run_policy, first
+    rank: int | None = stall.rank
     blamed, place = "", f"; it is in {stall.stack}" if stall.stack else ""
-    index = None if stall.blame is None else stall.blame.rank // gang.spec.workers.ranks_per_pod
-    of_blamed = next((one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index)), None)
-    if stall.blame is not None and of_blamed is not None:
-        rank, pod = stall.blame.rank, of_blamed
-        blamed, place = f"rank {rank} ({place_of(pod)}) {stall.blame.why}: ", ""
+    of_blamed = pod_of(stall.blame.rank, gang) if stall.blame is not None else None
+    if stall.blame is not None and (of_blamed is not None or stall.blame.rank is None):
+        rank, pod, place = stall.blame.rank, of_blamed or first, ""
+        blamed = f"{subject_of(rank, of_blamed)}{stall.blame.why}: "
     cause = Cause(pod, FailureClass.HANG, Reason.PROGRESS_DEADLINE_EXCEEDED)
     matched = match_failure_policy(policy, cause)
     if matched.action not in _RESTARTS_ALL:
@@ -109,9 +109,20 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
         rule=matched.rule,
         role=pod.role,
         rank=rank,
-        pod=pod.name,
-        node=pod.node,
+        pod=pod.name if rank is not None else None,
+        node=pod.node if rank is not None else None,
     )
+
+
+def pod_of(rank: int | None, gang: Gang) -> PodFacts | None:
+    """Return the pod of a rank, if the gang has it."""
+    index = rank // gang.spec.workers.ranks_per_pod if rank is not None else None
+    return next((one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index)), None)
+
+
+def subject_of(rank: int | None, pod: PodFacts | None) -> str:
+    """Return the begin of a sentence about a rank that is to blame; "" where none is."""
+    return f"rank {rank} ({place_of(pod)}) " if rank is not None and pod is not None else ""
 
 
 def place_of(pod: PodFacts) -> str:

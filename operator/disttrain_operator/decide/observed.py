@@ -231,13 +231,15 @@ class Admission:
 
 @dataclass(frozen=True)
 class Blame:
-    """The rank that holds up the others, by the calls of all ranks that could be asked."""
+    """The rank that holds up the others, by the calls of all ranks that could be asked; or where they are."""
 
-    rank: int
+    rank: int | None
+    """None: none is to blame alone."""
     why: str
-    """What it does, and what the others do: the end of a sentence that the rank begins."""
+    """What it does, and what the others do: the end of a sentence that the rank begins. Without a rank it is all of the
+    sentence."""
     certain: bool = False
-    """Whether nothing but a hang looks so: it is stopped, or waits in another collective call than all others. One that
+    """Whether nothing but a hang looks so: it is stopped, or ranks wait in different collective calls. One that
     computes or reads may be slow."""
 
 

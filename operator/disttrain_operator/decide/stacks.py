@@ -6,20 +6,33 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from disttrain_api.bounds import cut
+from disttrain_api.errors import LayoutError
+from disttrain_api.mesh import Mesh
+from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.report import MAX_STACK_BYTES, STOPPED, main_thread
+from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.observed import Blame
 
 _MAX_LINE_BYTES = 1200
 _CALLS_OF_OTHERS = 3
 """Shown of a rank that waits: the rest is alike on all of them."""
+_MOST_CALLS = 8
+"""Shown of ranks that wait in different calls, where the innermost are alike."""
+_MOST_GROUPS, _MOST_RANKS = 4, 8
+"""Groups of ranks in the same calls that a sentence has, and ranks of each."""
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
-_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_(trainer|session)/(?!data/)")
+_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py|nn/parallel/distributed\.py)|"
+                    r"/disttrain_(trainer|session)/(?!data/)")  # fmt: skip
 """Where the innermost call of a rank is that waits for others: a collective call of C++ has no frame of its own, and
 DDP's run in the backward pass."""
-
-
 _IN_COLLECTIVE = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_trainer/runtime/mesh\.py")
 """The same, where nothing but waiting is done: other calls of the trainer may write to a disk."""
+_BACKWARD = re.compile(r"/torch/autograd/graph\.py")
+"""A rank whose innermost call is here computes its gradient, or waits for that of others."""
+_POINT_TO_POINT = re.compile(r"/torch/distributed/pipelining/|/disttrain_trainer/parallel/pipe(line|dream)/")
+_SENDS = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "recv_object_list", "send_object_list"})
+"""Stages of a pipeline wait in different calls as a rule."""
+_READS = re.compile(r"/disttrain_trainer/data/|/torch/utils/data/")
 
 
 class _Call(NamedTuple):
@@ -33,11 +46,27 @@ def main_stack(text: str) -> str:
     return _one_line(text, _calls(text))
 
 
-def blame_of(stacks: Mapping[int, str]) -> Blame | None:
-    """Return the lowest rank that is stopped, else one that does not answer, else one that computes where others wait
-    for it, else the only one that waits somewhere else than the others; None if there is no such rank.
+def in_one_group(spec: JobSpec) -> bool:
+    """Return whether the collective calls of a step are those of all ranks: no rank may wait in another one."""
+    parallelism = spec.parallelism
+    if parallelism.data_parallel.mode is not DataParallelMode.ALL_REDUCE:
+        return False
+    try:
+        mesh = Mesh.of(parallelism, spec.world_size)
+    except LayoutError:
+        return False
+    return mesh.pipeline == mesh.expert == 1 and sum(degree > 1 for degree in mesh.degrees) <= 1
 
-    stacks: the text of each rank that was asked.
+
+def blame_of(stacks: Mapping[int, str], *, whole: bool = True, together: bool = True) -> Blame | None:
+    """Return the lowest rank that is stopped, else one that does not answer, else one that computes where others wait
+    for it, else those that wait somewhere else than most of the others.
+
+    Where no such rank is to be known, return where the ranks are if that is more than one place, or if all of them read
+    data; else None.
+
+    stacks: the text of each rank that was asked. whole: whether these are all ranks of the job. together: as
+    `in_one_group` has it; a job of two ranks is always one group.
     """
     calls = {rank: _calls(text) for rank, text in sorted(stacks.items())}
     answer = {rank: found for rank, found in calls.items() if found}
@@ -48,18 +77,80 @@ def blame_of(stacks: Mapping[int, str]) -> Blame | None:
     if silent and answer:
         return Blame(silent[0], f"does not answer, and {_others(answer, stacks)}")
     waiting = {rank: found for rank, found in answer.items() if _WAITS.search(found[0].path)}
-    busy = [rank for rank in answer if rank not in waiting]
+    busy = {rank: found for rank, found in answer.items() if rank not in waiting}
     if busy and waiting:
-        return Blame(busy[0], f"is in {main_stack(stacks[busy[0]])}, and {_others(waiting, stacks)}")
-    alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
-    for rank, found in waiting.items():
-        alike[tuple((call.path, call.name) for call in found)].append(rank)
-    alone = [ranks[0] for ranks in alike.values() if len(ranks) == 1]
-    if len(alone) != 1 or len(waiting) < 3:
+        first, *more = busy
+        also = f", {_ranks(more)} {'computes or reads' if len(more) == 1 else 'compute or read'} too" if more else ""
+        return Blame(first, f"is in {main_stack(stacks[first])}{also}, and {_others(waiting, stacks)}")
+    if busy:
+        read = whole and all(any(_READS.search(call.path) for call in found) for found in busy.values())
+        return Blame(None, f"all ranks wait for data, {_where(_alike(busy), ' is in', stacks)}") if read else None
+    return _of_waiting(waiting, stacks, whole=whole, together=together or len(waiting) == 2)
+
+
+def _of_waiting(
+    waiting: Mapping[int, list[_Call]], stacks: Mapping[int, str], *, whole: bool, together: bool
+) -> Blame | None:
+    """What is known where every rank waits: those outside of a majority in the same calls have gone astray, if all
+    ranks should be in the same ones."""
+    groups = _alike(waiting)
+    if len(groups) < 2:
         return None
-    others = {rank: found for rank, found in waiting.items() if rank != alone[0]}
-    certain = all(_IN_COLLECTIVE.search(found[0].path) for found in waiting.values())
-    return Blame(alone[0], f"is in {main_stack(stacks[alone[0]])}, and {_others(others, stacks)}", certain)
+    together = together and not any(_is_point_to_point(found) for found in waiting.values())
+    most = max(groups, key=len)
+    if together and 2 * len(most) > len(waiting) and (whole or len(most) == len(waiting) - 1):
+        astray = [group for group in groups if group is not most]
+        first, *same = astray[0]
+        also = f", as {_ranks(same)}" if same else ""
+        also += f", {_where(astray[1:], ' is in', stacks)}" if len(astray) > 1 else ""
+        others = {rank: waiting[rank] for rank in most}
+        certain = all(_IN_COLLECTIVE.search(found[0].path) for found in waiting.values())
+        return Blame(first, f"is in {main_stack(stacks[first])}{also}, and {_others(others, stacks)}", certain)
+    certain = together and whole and all(
+        _IN_COLLECTIVE.search(found[0].path) and not _BACKWARD.search(found[0].path) for found in waiting.values()
+    )  # fmt: skip
+    return Blame(None, _where(groups, " waits in", stacks) + (": they wait for each other" if certain else ""), certain)
+
+
+def _alike(calls: Mapping[int, list[_Call]]) -> list[list[int]]:
+    """The ranks in groups that are in the same calls, by the lowest rank of each."""
+    found: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
+    for rank, of_rank in calls.items():
+        found[tuple((call.path, call.name) for call in of_rank)].append(rank)
+    return list(found.values())
+
+
+def _is_point_to_point(calls: list[_Call]) -> bool:
+    innermost = calls[:_CALLS_OF_OTHERS]
+    return any(call.name in _SENDS or _POINT_TO_POINT.search(call.path) for call in innermost)
+
+
+def _where(groups: list[list[int]], verb: str, stacks: Mapping[int, str]) -> str:
+    """Where some groups of ranks are, as far as it takes to see that they are in different calls."""
+    shown = groups[:_MOST_GROUPS]
+    calls = [_calls(stacks[group[0]]) for group in shown]
+    depth = _CALLS_OF_OTHERS
+    while depth < _MOST_CALLS and len({_one_line("", found[:depth]) for found in calls}) < len(calls):
+        depth += 1
+    sentences = []
+    for group, found in zip(shown, calls, strict=True):
+        # The innermost call of one that computes its gradient may be no waiting.
+        does = " is in" if _BACKWARD.search(found[0].path) else verb
+        does = does if len(group) == 1 else {" is in": " are in", " waits in": " wait in"}[does]
+        sentences.append(f"{_ranks(group)}{does} {_one_line('', found[:depth])}")
+    left = sum(len(group) for group in groups[_MOST_GROUPS:])
+    if left:
+        sentences.append(f"{left} more elsewhere")
+    return f"{', '.join(sentences[:-1])}, and {sentences[-1]}" if len(sentences) > 1 else sentences[0]
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[:_MOST_RANKS]]
+    more = len(ranks) - len(shown)
+    last = f"{more} more" if more else shown.pop()
+    return f"ranks {', '.join(shown)} and {last}"
 
 
 def wait_for_others(stacks: Mapping[int, str]) -> bool:

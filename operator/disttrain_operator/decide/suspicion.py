@@ -5,14 +5,14 @@ What restarts a job is in hang.py. This is sooner, and is withdrawn when a step 
 
 from dataclasses import dataclass
 
-from disttrain_api.names import Reason, Role
+from disttrain_api.names import Reason
 from disttrain_api.report import AgentStatus, RankPhase
 from disttrain_api.status import ConditionType, JobStatus, Phase
 from disttrain_operator.decide.attempt_history import in_attempt
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.hang import place_of, trains
+from disttrain_operator.decide.hang import pod_of, subject_of, trains
 from disttrain_operator.decide.observed import Blame, Suspicion
 
 _MEDIANS, _LONGEST = 3.0, 1.5
@@ -90,12 +90,11 @@ def suspicion_of(status: JobStatus, gang: Gang) -> str | None:
     if live.suspicion is None:
         return None
     found, blame = live.suspicion, live.suspicion.blame
-    index = blame.rank // gang.spec.workers.ranks_per_pod
-    pod = next((one for one in gang.pods if (one.role, one.index) == (Role.WORKER, index)), None)
-    if pod is None or gang.missing or not all(one.undisturbed for one in gang.pods):
+    pod = pod_of(blame.rank, gang)
+    if (pod is None and blame.rank is not None) or gang.missing or not all(one.undisturbed for one in gang.pods):
         return said
     return said or (
-        f"rank {blame.rank} ({place_of(pod)}) {blame.why}: no rank has ended a step for {found.still_seconds:.1f} s,"
+        f"{subject_of(blame.rank, pod)}{blame.why}: no rank has ended a step for {found.still_seconds:.1f} s,"
         f" and a step takes {found.median_seconds:.3g} s (median)"
     )
 

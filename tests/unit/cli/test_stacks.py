@@ -133,3 +133,18 @@ def test_a_pod_leads_to_no_other_port(api: FakeApi, pods: list[dict[str, Any]], 
     api.put_pod(pods[0])
     with pytest.raises(CommandError, match="the pods of digits have no agent"):
         Client().stacks("digits", ranks={0})
+
+
+@pytest.mark.parametrize("first", [REDUCE, None], ids=["both are known", "one does not answer"])
+def test_two_ranks_in_different_calls_wait_for_each_other_where_both_are_known(
+    api: FakeApi, pods: list[dict[str, Any]], capfd: pytest.CaptureFixture[str], first: str | None
+) -> None:
+    barrier = REDUCE.replace("all_reduce", "barrier")
+    api.answers[path(pods[1])] = (200, {"stacks": {"1": barrier}})
+    api.answers[path(pods[0])] = (200, {"stacks": {} if first is None else {"0": first}})
+    assert main(["stacks", "digits"]) == 0
+    both = (
+        "rank 0 waits in all_reduce (c10d.py:28) < step (step.py:9), and rank 1 waits in barrier (c10d.py:28) < "
+        "step (step.py:9): they wait for each other"
+    )
+    assert (both in capfd.readouterr().out) is (first is not None)

@@ -163,6 +163,20 @@ def test_the_rank_that_holds_up_the_others_is_the_verdicts_with_its_pod_and_node
     )
 
 
+def test_ranks_that_wait_for_each_other_are_the_message_and_nobody_is_the_verdicts() -> None:
+    both = "rank 0 waits in f (a:1), and rank 1 waits in g (b:1): they wait for each other"
+    world = a_running_world(runPolicy=LIMIT)
+    decision = decide_hung(world, stall=replace(STALL, blame=Blame(None, both, certain=True)))
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    assert (verdict.rank, verdict.pod, verdict.node, verdict.class_) == (None, None, None, "Hang")
+    assert verdict.message.startswith(
+        f"{both}: rank 0 (pod {world.pod()['metadata']['name']} on node node1) has trained"
+    )
+    assert STALL.stack not in verdict.message
+
+
 def test_a_rank_that_no_pod_of_the_job_has_is_not_blamed() -> None:
     decision = decide_hung(a_running_world(runPolicy=LIMIT), stall=replace(STALL, blame=Blame(9, "is hostile")))
     assert decision.status is not None

@@ -89,7 +89,7 @@ async def test_of_a_larger_gang_the_first_pods_are_asked() -> None:
 async def test_of_each_rank_no_more_is_kept_than_of_its_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents of earlier versions answer with all threads, and a hostile one with anything."""
     kept: list[dict[int, str]] = []
-    monkeypatch.setattr("disttrain_operator.gang_stacks.blame_of", kept.append)
+    monkeypatch.setattr("disttrain_operator.gang_stacks.blame_of", lambda stacks, **_: kept.append(stacks))
     gang = Gangs(1, 3)
     monkeypatch.setattr(gang, "stack", lambda agent: "x" * 10**5 if agent.index else OF_OTHER_THREAD + WAITS)
     await gang.named()
