@@ -171,7 +171,7 @@ class RunPolicy(ApiModel):
     """Time without a new step, while ranks train, before the gang restarts; longer than between two log lines. Below
     60: once a rank seems to hang, else 60 s. Absent: no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
-    """Time for a pod to end after its grace period, or on a dead node after its deletion, before it is
+    """Longest time for a pod to end after its grace period, or on a dead node after its deletion, before it is
     force-deleted."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished: those still Running, All, or None."""

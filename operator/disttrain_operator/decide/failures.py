@@ -11,10 +11,10 @@ from disttrain_api.status import Replacement
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
 from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.dead_nodes import is_unreachable
 from disttrain_operator.decide.failure_policy import MatchedAction, gang_action, match_failure_policy
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
-from disttrain_operator.decide.missed import is_up
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
 from disttrain_operator.decide.replaceable import replaceable, waits_for_lost_pods
 from disttrain_operator.plan.identity import pod_name
@@ -126,11 +126,8 @@ class Failures:
             yield from (pod for pod in self.gang.pods if pod.role is Role.WORKER and pod.index in missed)
 
     def _is_silent(self, pod: PodFacts) -> bool:
-        """Whether nothing is heard of the pod's node, by its kubelet or at the pod's address. Where that is so of most
-        pods, it is the operator that does not hear them."""
-        unreachable = self.gang.observed.unreachable
-        few = 2 * len(unreachable) <= len(self.gang.members)
-        return pod.cut_off or (few and pod.uid in unreachable and is_up(pod))
+        """Whether nothing is heard of the pod's node, by its kubelet or at the pod's address."""
+        return pod.cut_off or is_unreachable(pod, self.gang)
 
     def _stuck_terminating(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""

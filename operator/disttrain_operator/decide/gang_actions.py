@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from disttrain_api.run_policy import RunPolicy
 from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.attempt_history import ran
+from disttrain_operator.decide.dead_nodes import forced_at_once
 from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.observed import PodFacts
@@ -23,12 +24,22 @@ class Removal:
     requeue_at: datetime | None = None
 
 
-def remove(pods: Iterable[PodFacts], policy: RunPolicy, now: datetime, why: str, grace: int | None = None) -> Removal:
-    """Delete these pods; by force what does not end in time. `grace` None: the pods' own grace period."""
+def remove(
+    pods: Iterable[PodFacts],
+    policy: RunPolicy,
+    now: datetime,
+    why: str,
+    grace: int | None = None,
+    dead: frozenset[str] = frozenset(),
+) -> Removal:
+    """Delete these pods; by force what does not end in time, and at once those with the uids in `dead`. `grace` None:
+    the pods' own grace period."""
     actions: list[Action] = []
     later: list[datetime] = []
     for pod in pods:
-        if pod.deletion is None:
+        if pod.deletion is None and pod.uid in dead:
+            actions.append(DeletePod(pod.name, pod.uid, 0, f"{why}; node {pod.node} is dead, and nobody would end it"))
+        elif pod.deletion is None:
             actions.append(DeletePod(pod.name, pod.uid, grace, why))
         elif not pod.deletion.forced:
             force_at = forced_at(pod, policy)
@@ -43,7 +54,8 @@ def remove(pods: Iterable[PodFacts], policy: RunPolicy, now: datetime, why: str,
 def remove_old(gang: Gang, now: datetime) -> Removal:
     """Remove all pods of other attempts."""
     why = f"attempt {gang.attempt} takes the place of an older one"
-    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS)
+    dead = forced_at_once(gang, alone=False)
+    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS, dead)
 
 
 def forced_at(pod: PodFacts, policy: RunPolicy) -> datetime | None:

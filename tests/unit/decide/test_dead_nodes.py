@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from disttrain_api.names import ExitCode
-from disttrain_operator.decide.decision import CreatePod
+from disttrain_operator.decide.decision import CreatePod, DeletePod
 from disttrain_operator.decide.observed import Live
 from tests.builders import a_report
+from tests.unit.decide.test_addresses import SERVERS
 from tests.unit.decide.test_failures import verdict
 from tests.unit.decide.test_lost_pods import POD, a_gang, replacements, uids
 from tests.unit.decide.world import World, a_running_world
@@ -43,7 +44,8 @@ def test_a_gang_that_is_recreated_loses_the_pod_as_well() -> None:
     found = verdict(world)
     assert (found.class_, found.pod, found.action) == ("NodeLost", POD, "RestartWithoutCounting")
     assert world.job.status.restarts_since_checkpoint == 0
-    assert {pod["metadata"]["name"] for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]} >= {POD}
+    ending = {pod["metadata"]["name"]: "deletionTimestamp" in pod["metadata"] for pod in world.pods.values()}
+    assert (list(ending.values()), POD in ending) == ([True, True], False), "the others end in peace"
 
 
 @pytest.mark.parametrize(("failures", "avoided"), [(2, ["node1"]), (0, [])])
@@ -52,8 +54,11 @@ def test_what_takes_the_place_of_the_pod_avoids_its_node(alone: bool, failures: 
     """Its name may be free before Kubernetes has noticed: then the scheduler takes the node for a sound one."""
     policy = {"nodeSuspicion": {"failures": failures}, "terminationTimeoutSeconds": 1}
     world = a_gang(**policy) if alone else a_running_world(workers={"replicas": 3}, runPolicy=policy)
-    unreachable(world, 1, missing=frozenset({1})).settle().confirm_deletions()
-    made = [one for one in world.decide().actions if isinstance(one, CreatePod)]
+    unreachable(world, 1, missing=frozenset({1}))
+    made = list[CreatePod]()
+    while not made:
+        made = [one for one in world.step().actions if isinstance(one, CreatePod)]
+        world.confirm_deletions()
     assert [one.index for one in made] == ([1] if alone else [0, 1, 2])
     assert {one.avoid for one in made} == {tuple(avoided)}
     assert world.settle().job.status.attempts[-1].avoided_nodes == avoided
@@ -62,14 +67,92 @@ def test_what_takes_the_place_of_the_pod_avoids_its_node(alone: bool, failures: 
     assert all("attempt 2 avoids node1: several attempts failed first there, or it was lost" in one for one in named)
 
 
-def test_no_attempt_begins_beside_a_pod_that_nobody_hears() -> None:
+def test_no_attempt_begins_beside_a_pod_that_nobody_hears_and_nobody_has_removed() -> None:
     """Red where what is unreachable counts as gone: behind a partition it trains."""
-    world = unreachable(a_running_world(workers={"replicas": 3}), 1, missing=frozenset({1})).settle()
+    world = a_running_world(workers={"replicas": 3})
+    world.put(world.pod(1) | {"metadata": world.pod(1)["metadata"] | {"finalizers": ["somebody's"]}})
+    world.edit(runPolicy=UNKNOWN_TO_THE_SCHEDULER)
+    unreachable(world, 1, missing=frozenset({1})).settle()
     others = [pod["metadata"]["name"] for pod in world.pods.values() if pod["metadata"]["name"] != POD]
     for name in others:
         world.remove(name)
     world.settle()
     assert [pod["metadata"]["name"] for pod in world.pods.values()] == [POD]
+
+
+UNKNOWN_TO_THE_SCHEDULER = {"nodeSuspicion": {"failures": 0}}
+GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}}
+
+
+@pytest.mark.parametrize(
+    ("in_place", "spec", "at_once"),
+    [
+        (True, {}, True),
+        (False, {}, True),
+        (False, {"runPolicy": {"restartBackoffSeconds": 30}}, True),
+        (True, {"runPolicy": GATE}, True),
+        (False, {"runPolicy": GATE}, False),
+        (False, {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "a-queue"}}}, False),
+        (True, {"runPolicy": UNKNOWN_TO_THE_SCHEDULER}, False),
+        (False, {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}, False),
+        (True, {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}, False),
+    ],
+    ids=str,
+)
+def test_a_pod_on_a_dead_node_leaves_its_name_at_once_where_its_successor_is_safe_from_it(
+    in_place: bool, spec: Any, at_once: bool
+) -> None:
+    """Red where a program of the user's own, which no fence keeps from its files, is taken for dead so early."""
+    world = a_gang() if in_place else a_running_world(workers={"replicas": 3})
+    uid = world.pod(1)["metadata"]["uid"]
+    world.edit(**spec)
+    unreachable(world, 1, missing=frozenset({1})).settle()
+    assert world.job.status.restarts == 1
+    assert (uid not in uids_of(world)) is at_once
+    world.pass_time(5 + 59).settle()
+    assert (uid not in uids_of(world)) is at_once
+    world.pass_time(2).settle()
+    assert uid not in uids_of(world), "terminationTimeoutSeconds are over"
+
+
+def uids_of(world: World) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in world.pods.values()}
+
+
+def test_a_worker_of_parameter_servers_is_waited_for() -> None:
+    """Behind a partition it may send the servers gradients."""
+    world = a_running_world(workers={"replicas": 3}, **SERVERS)
+    uid = world.pod(1)["metadata"]["uid"]
+    unreachable(world, 1, missing=frozenset({1})).settle()
+    assert (world.job.status.restarts, uid in uids_of(world)) == (1, True)
+
+
+def test_only_the_pod_on_the_dead_node_is_forced() -> None:
+    world = unreachable(a_gang(), 1, missing=frozenset({1}))
+    world.step()
+    (forced,) = [one for one in world.step().actions if isinstance(one, DeletePod)]
+    assert (forced.name, forced.grace_seconds) == (POD, 0)
+    assert forced.why == "it is recreated; node node1 is dead, and nobody would end it"
+    made = [one for one in world.step().actions if isinstance(one, CreatePod)]
+    assert [(one.index, one.replacement, one.avoid) for one in made] == [(1, 1, ("node1",))]
+
+
+def test_a_pod_that_somebody_ends_is_left_the_time_that_it_has() -> None:
+    world = unreachable(a_gang(), 1, missing=frozenset({1}))
+    world.drain(1, None).settle()
+    assert (replacements(world), "deletionTimestamp" in world.pod(1)["metadata"]) == ([], True)
+
+
+def test_an_operator_that_did_not_see_the_silence_itself_waits() -> None:
+    """The former one has written the status, and has deleted nothing."""
+    world = unreachable(a_gang(), 1, missing=frozenset({1}))
+    world.step(crash_after=1)
+    assert replacements(world)
+    world.unreachable.clear()
+    world.settle()
+    assert "deletionTimestamp" in world.pod(1)["metadata"]
+    world.pass_time(5 + 60).settle()
+    assert "deletionTimestamp" not in world.pod(1)["metadata"]
 
 
 @pytest.mark.parametrize(

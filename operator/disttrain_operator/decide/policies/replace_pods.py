@@ -19,6 +19,7 @@ from disttrain_operator.decide.attempt_history import (
     replacements_without_progress,
 )
 from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.dead_nodes import forced_at_once
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.failure_policy import is_counted
 from disttrain_operator.decide.finish import finish
@@ -63,7 +64,8 @@ def note_replacements(situation: Situation) -> Transition | None:
 def replace_pods(situation: Situation) -> Transition | None:
     """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
     job, gang, now = situation.job, situation.gang, situation.now
-    removal = remove(gang.replaced, situation.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS)
+    dead = forced_at_once(gang, alone=True)
+    removal = remove(gang.replaced, situation.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS, dead)
     if not ran(job.status):
         return None
     known = {(pod.role, pod.index) for pod in gang.pods}
