@@ -131,7 +131,7 @@ class Env:
     GRACE_SECONDS = "DISTTRAIN_GRACE_SECONDS"  # between SIGTERM and SIGKILL
     RESTARTS_IN_PLACE = "DISTTRAIN_RESTARTS_IN_PLACE"  # P; most without a new checkpoint; with restartStrategy InPlace
     RESTART_BACKOFF_SECONDS = "DISTTRAIN_RESTART_BACKOFF_SECONDS"  # P; with RESTARTS_IN_PLACE
-    TOKEN = "DISTTRAIN_TOKEN"  # P; path of the job's token; with RESTARTS_IN_PLACE and a command of its own
+    TOKEN = "DISTTRAIN_TOKEN"  # P; path of the job's token; of workers with a command of their own
     GANG_PORT = "DISTTRAIN_GANG_PORT"  # P; of worker 0's agent, for the others; with RESTARTS_IN_PLACE and several pods
     REPLACEMENT = "DISTTRAIN_REPLACEMENT"  # P; of one in place of a lost pod: restarts of the job before; as above
     GENERATION = "DISTTRAIN_GENERATION"  # R; how often the ranks of the attempt have started before; as above
@@ -139,7 +139,7 @@ class Env:
     TERMINATION_LOG = "DISTTRAIN_TERMINATION_LOG"  # path; the agent's default is TERMINATION_LOG above
     METRICS_DIR = "DISTTRAIN_METRICS_DIR"  # R; metrics, traces and the like; absent: the checkpoint folder, if any
     NODE_NAME = "DISTTRAIN_NODE_NAME"  # of the machine; with `training.preflight`
-    AGENT_PORT = "DISTTRAIN_AGENT_PORT"  # P; where the agent answers; with a command of its own where PROGRESS is
+    AGENT_PORT = "DISTTRAIN_AGENT_PORT"  # P; where the agent answers; of workers
     REPORT_DIR = "DISTTRAIN_REPORT_DIR"  # R; each rank keeps rank-<global rank>.json here (report.RankReport)
 
 

@@ -27,9 +27,8 @@ def refuse_without_checkpoints(job: RemoteJob) -> None:
         why = f"it has finished ({job.phase})"
     elif not job.holds(ConditionType.RUNNING):
         why = f"it does not run ({job.phase})"
-    elif not spec.get("training"):
-        why = "it has a command of its own"
-    elif not spec.get("storage"):
+    elif spec.get("training") and not spec.get("storage"):
+        # A session may keep them elsewhere, and whether there is one its agent alone knows.
         why = "it has no `storage`"
     elif mode == DataParallelMode.PARAMETER_SERVER:
         why = "with parameter servers, checkpoints are written at `training.checkpoint.interval` alone"
@@ -102,7 +101,9 @@ def _waits_for(asked: RemoteJob, job: RemoteJob) -> str | None:
 def _not_taken(job: RemoteJob, seconds: float) -> str:
     """Return the sentence on a job that runs and whose ranks take no request."""
     progress = job.status.progress
-    if progress is None or progress.phase is None:
+    if not job.raw["spec"].get("training") and progress is not None and progress.phase in (None, RankPhase.TRAINING):
+        why = "its program has no `disttrain.session` that writes checkpoints, or one of an earlier release"
+    elif progress is None or progress.phase is None:
         why = (
             "its agent does not answer the operator (an image without it, a network policy, an operator outside of the "
             "cluster), or has no report of its ranks yet"

@@ -138,7 +138,7 @@ class LocalClient:
         if not any(request_checkpoint(report_dir(scratch)) for scratch in (folder / "pods").glob("*")):
             raise CommandError(
                 f"{name} takes no request for a checkpoint: it does not train now, has no `storage`, has parameter"
-                " servers, or a command of its own"
+                " servers, or a command of its own without a session"
             )
         return self.get(name)
 

@@ -249,12 +249,6 @@ GENERAL_REFUSALS = (
             ),
         )
     ),
-    Refusal(
-        "DeadlineNeedsProgress",
-        "spec.runPolicy.progressDeadlineSeconds",
-        "`progressDeadlineSeconds` watches steps, which `training` or `progress` reports: use one, or remove it",
-        untrained(own_program(), runPolicy={"progressDeadlineSeconds": 600}),
-    ),
     *(
         Refusal(
             "StragglersOfRanksInStep",

@@ -150,6 +150,9 @@ PROGRAMS_ACCEPTED: dict[str, Mapping[str, Any]] = {
             "resources": {"limits": {"rdma/hca": 8}, "requests": {"cpu": "16", "memory": "128Gi"}},
         }
     ),
+    "a deadline for steps that a program may report": untrained(
+        {"image": "me/train:1", "command": ["train"]}, runPolicy={"progressDeadlineSeconds": 600}
+    ),
     "a deadline for steps that are read from lines": untrained(
         {"image": "me/train:1", "command": ["train"]},
         progress={"totalSteps": 9, "logRules": [{"pattern": "step (?P<step>[0-9]+)"}]},

@@ -98,7 +98,7 @@ class Api:
 
     async def _checkpoint(self, request: web.BaseRequest) -> Any:
         if not self._look.ask_for_checkpoint():
-            why = "its ranks do not train now, or the job has no `storage`, or it has parameter servers"
+            why = "its ranks do not train now, or keep none (no `storage`, parameter servers, no session)"
             raise RefusedError(409, f"no checkpoint can be asked for: {why}")
         return {"requested": True}
 

@@ -17,6 +17,7 @@ from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, RankStatus, 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
+_NOT_ASKED = "it cannot be asked: it is starting, or neither the trainer nor a program that reports"
 
 
 class Output(Protocol):
@@ -69,13 +70,16 @@ class Look:
         awaited: Callable[[], Set[int]] = frozenset,
         steps: StepClock | None = None,
         *,
+        asked: Ranks | None = None,
         send: Callable[[int, int], None] = os.kill,
         is_stopped: Callable[[int], bool] = _is_stopped,
     ) -> None:
-        """steps: of ranks that write the times of their steps; None: of a program that does not. send: sends a signal
-        to a process. is_stopped: whether a signal has stopped a process, by what the kernel says now."""
+        """steps: of ranks that write the times of their steps; None: of a program that does not. asked: who is asked
+        for stacks; None: `processes`. send: sends a signal to a process. is_stopped: whether a signal has stopped a
+        process, by what the kernel says now."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
         self._awaited, self._steps = awaited, steps
+        self._asked = processes if asked is None else asked
         self._send, self._is_stopped = send, is_stopped
         self._asking = asyncio.Lock()
 
@@ -100,10 +104,11 @@ class Look:
         """Return the stacks of each rank's threads, or why they cannot be had, by the rank. main: those of the main
         threads alone, the innermost calls."""
         async with self._asking:
-            ranks = self._processes.ranks
+            ranks = self._asked.ranks
+            unknown = {str(process.rank): _NOT_ASKED for process in self._processes.ranks}
             found = await asyncio.gather(*(self._stacks(process) for process in ranks))
             texts = (main_thread(text, len(ranks)) for text in found) if main else found
-            return {str(process.rank): text for process, text in zip(ranks, texts, strict=True)}
+            return unknown | {str(process.rank): text for process, text in zip(ranks, texts, strict=True)}
 
     def ask_for_checkpoint(self) -> bool:
         """Ask the ranks for a checkpoint; False where none of them would write one."""
@@ -115,7 +120,7 @@ class Look:
             return "it has ended"
         if not path.exists():
             # A program that does not expect the signal would end by it.
-            return "it cannot be asked: it is starting, or not the trainer"
+            return _NOT_ASKED
         if self._is_stopped(process.pid):
             return STOPPED
         try:

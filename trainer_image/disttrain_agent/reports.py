@@ -10,6 +10,7 @@ from pathlib import Path
 
 from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_agent.environment import meeting_file, stacks_file
+from disttrain_agent.own_ranks import process_file
 from disttrain_agent.step_clock import step_times_file
 from disttrain_api.report import (
     MAX_TERMINATION_MESSAGE_BYTES,
@@ -76,8 +77,8 @@ class Reports:
         for rank in self._ranks:
             path = report_path(self._folder, rank)
             path.unlink(missing_ok=True)
-            stacks_file(self._folder, rank).unlink(missing_ok=True)
-            step_times_file(self._folder, rank).unlink(missing_ok=True)
+            for file in (stacks_file, step_times_file, process_file):
+                file(self._folder, rank).unlink(missing_ok=True)
             # A rank can fail on a disk that is full before its first report.
             _reserve(path, _REPORT_BYTES)
 

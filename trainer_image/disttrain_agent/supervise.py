@@ -23,6 +23,7 @@ from disttrain_agent.memory import open_memory
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.output import KEPT_LINES, log
 from disttrain_agent.own_program import end_of_program
+from disttrain_agent.own_ranks import OwnRanks
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
@@ -83,7 +84,10 @@ class Supervisor:
             self._start_ranks(self._start)
             steps = StepClock(self._pod.report_dir, self._pod.ranks)
             watch = self._loop.create_task(steps.watch())
-            look = Look(self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps)
+            own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
+            look = Look(
+                self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps, asked=own
+            )
             listener = listen(self._pod, look, log)
             while True:
                 await self._until_all_have_ended()

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from disttrain_agent.environment import report_dir, termination_log
-from disttrain_api.names import Env, Role
+from disttrain_agent.environment import PodEnvironment, report_dir, termination_log
+from disttrain_api.names import CONFIG_DIR, TOKEN_FILE, Env, Role
+from disttrain_api.report import MAX_RANKS_PER_POD
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Place:
     """Global rank."""
     local_rank: int
     """Rank within the pod."""
+    ranks_here: int
+    """Ranks of the pod."""
     attempt: int
     generation: int
     """How often the ranks of the attempt have started before, in place."""
@@ -25,6 +28,12 @@ class Place:
     """File of the pod's termination message; None where an agent writes it, which starts the ranks again in place."""
     metrics: Path | None
     """Folder of metrics.jsonl; None where the pod has none."""
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks of this pod."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.ranks_here)
 
     @property
     def life(self) -> dict[str, int]:
@@ -42,16 +51,36 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
         return None
     if environment.get(Env.ROLE, Role.WORKER) != Role.WORKER:
         return None
-    first = _number(environment, Env.NODE_RANK, 0) * _number(environment, Env.LOCAL_WORLD_SIZE, 1)
+    ranks_here = _number(environment, Env.LOCAL_WORLD_SIZE, 1)
+    first = _number(environment, Env.NODE_RANK, 0) * ranks_here
     metrics = environment.get(Env.METRICS_DIR)
     return Place(
         rank=_number(environment, Env.RANK, first),
         local_rank=_number(environment, Env.LOCAL_RANK, 0),
+        ranks_here=max(1, min(ranks_here, MAX_RANKS_PER_POD)),
         attempt=_number(environment, Env.ATTEMPT, 1),
         generation=_number(environment, Env.GENERATION, 0),
         reports=report_dir(Path(scratch)),
         termination_log=None if Env.GENERATION in environment else termination_log(environment),
         metrics=Path(metrics) if metrics else None,
+    )
+
+
+def pod_of(place: Place, variables: Mapping[str, str]) -> PodEnvironment:
+    """Return what an agent must know of the pod of this place to answer for its ranks."""
+    return PodEnvironment(
+        node_rank=0,
+        ranks_here=place.ranks_here,
+        # Not MASTER_ADDR, which torchrun sets for its ranks: `--standalone` is no matter of the network.
+        master_address=variables.get(Env.PET_MASTER_ADDR, ""),
+        config=None,
+        scratch=place.reports.parent,
+        grace_seconds=0,
+        variables=variables,
+        job_uid=variables.get(Env.JOB_UID, ""),
+        attempt=place.attempt,
+        agent_port=_number(variables, Env.AGENT_PORT, 0) or None,
+        token_file=Path(variables.get(Env.TOKEN) or f"{CONFIG_DIR}/{TOKEN_FILE}"),
     )
 
 

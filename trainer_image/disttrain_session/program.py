@@ -16,18 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.output import KEPT_LINES, log, write_all
+from disttrain_agent.own_ranks import OwnRanks
 from disttrain_agent.processes import die_with
 from disttrain_agent.reports import LOOK_SECONDS, Reports
 from disttrain_api.log_rules import LoggedProgress, compiled
-from disttrain_api.names import CONFIG_DIR, TOKEN_FILE, Env
+from disttrain_api.names import Env
 from disttrain_session.log_progress import Lines, LogProgress
-from disttrain_session.place import Place, place_of
+from disttrain_session.place import Place, place_of, pod_of
 from disttrain_session.reporting import INTERVAL_SECONDS, Reporter
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -90,12 +89,9 @@ class _Program:
         self._streams: list[_Stream] = []
         self._reporter = Reporter(place)
         self._flush: asyncio.TimerHandle | None = None
-        self._pod = PodEnvironment(
-            node_rank=0, ranks_here=1, master_address=variables.get(Env.MASTER_ADDR, ""),
-            config=None, scratch=place.reports.parent, grace_seconds=0, variables=variables,
-            job_uid=variables.get(Env.JOB_UID, ""), attempt=place.attempt, agent_port=_port(variables),
-            token_file=Path(CONFIG_DIR) / TOKEN_FILE,
-        )  # fmt: skip
+        self._pod = pod_of(place, variables)
+        # The port of the agent's API is this process's.
+        self._environment = {name: value for name, value in variables.items() if name != Env.AGENT_PORT}
 
     @property
     def alive(self) -> bool:
@@ -108,7 +104,7 @@ class _Program:
             self._loop.add_signal_handler(number, self._pass_on_signal, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         try:
-            child = _start(self._command)
+            child = _start(self._command, self._environment)
         except OSError as error:
             write_all(f"cannot start {self._command[0]}: {error.strerror}\n".encode(), 2)
             return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
@@ -121,7 +117,8 @@ class _Program:
             self._streams.append(stream)
             self._loop.add_reader(pipe, self._pass_on, stream)
         reports = Reports(self._place.reports, [self.rank])
-        listener = listen(self._pod, Look(self._pod, _Alone(self), reports), log)
+        own = OwnRanks(self._place.reports, self._place.ranks)
+        listener = listen(self._pod, Look(self._pod, _Alone(self), reports, asked=own), log)
         self._reap()
         while not self._ended.is_set():
             reports.of(self.rank)
@@ -193,9 +190,11 @@ class _Alone:
         return [self.program] if self.program.alive else []
 
 
-def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    pipe = subprocess.PIPE
     # The function makes two system calls, by what is loaded already.
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with(os.getpid()))  # noqa: PLW1509
+    die = die_with(os.getpid())
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, preexec_fn=die)  # noqa: PLW1509
 
 
 class _Stream:
@@ -222,11 +221,6 @@ class _Stream:
         """Read the last line, which may lack an end."""
         for line in self._lines.finish():
             self._read(line)
-
-
-def _port(variables: Mapping[str, str]) -> int | None:
-    text = variables.get(Env.AGENT_PORT, "")
-    return int(text) if text.isdecimal() and len(text) < 6 else None
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Progress of a session: the rank's report file, the pod's termination message, metrics.jsonl."""
+"""Progress of a session: the rank's report, the times of its steps, the pod's termination message, metrics.jsonl."""
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankReport
+from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankPhase, RankReport
+from disttrain_session.asked import be_asked
 from disttrain_session.files import METRICS_FILE, ReportFiles, append_line, metrics_line
 from disttrain_session.place import Place, place_of
 from disttrain_session.reported_values import Figures, Pace, plain
 from disttrain_session.reporting import INTERVAL_SECONDS
 from disttrain_trainer.checkpoint.step_manifest import Place as CheckpointPlace
+from disttrain_trainer.runtime.step_times import StepTimes
 
 
 class SessionProgress:
@@ -24,6 +28,12 @@ class SessionProgress:
         self._pending: Figures | None = None
         self._written_at = float("-inf")
         self._pace = Pace(time.monotonic)
+        self._times, self._counted = StepTimes(rank, None), ExitStack()
+
+    @property
+    def reports(self) -> Path | None:
+        """Folder of the reports of the pod's ranks; None outside a job."""
+        return None if self._place is None else self._place.reports
 
     def metrics_beside(self, checkpoints: CheckpointPlace | None) -> None:
         """Append metrics.jsonl in the folder of the checkpoints, where the pod has no other folder for it."""
@@ -31,13 +41,18 @@ class SessionProgress:
             self._metrics = checkpoints / METRICS_FILE
 
     def resumed(self, step: int, latest: CheckpointReport | None) -> None:
-        """Note where this attempt begins."""
+        """Note where this attempt begins to take steps."""
+        if self._place is not None:
+            be_asked(self._place)
+            self._times = StepTimes(self._place.rank, self._place.reports)
         self._update(step=step, checkpoint=latest)
+        self._train()
         if latest is not None:
             self._leave()
 
     def step(self, figures: Figures) -> None:
         """Note a step."""
+        self._times.stepped()
         self._pending = figures
         now = time.monotonic()
         if now - self._written_at >= INTERVAL_SECONDS or figures.step == figures.total:
@@ -59,6 +74,15 @@ class SessionProgress:
         if self._metrics is not None and self.report.rank == 0:
             append_line(self._metrics, {**({"attempt": 1} if self._place is None else self._place.life), **line})
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within the block this rank writes a checkpoint, or waits for one."""
+        self.flush()
+        self._rest()
+        self._update(phase=RankPhase.SAVING)
+        yield
+        self._train()
+
     def saved(self, latest: CheckpointReport | None) -> None:
         """Note a checkpoint where the operator finds it also if the pod is killed: in the termination message."""
         self.flush()
@@ -68,12 +92,15 @@ class SessionProgress:
     def ended(self) -> None:
         """Note that the work is done."""
         self.flush()
+        self._rest()
+        self._times.close()
         self._update(done=True)
         self._leave()
 
     def failed(self, error: RankError, log_tail: str) -> None:
         """Note why this rank ends."""
         self.flush()
+        self._rest()
         self._update(error=error)
         if self._files is not None:
             failure = RankFailure(
@@ -81,6 +108,13 @@ class SessionProgress:
                 signature=error.signature, log_tail=log_tail or None,
             )  # fmt: skip
             self._files.leave(self.report, failure)
+
+    def _train(self) -> None:
+        self._update(phase=RankPhase.TRAINING)
+        self._counted.enter_context(self._times.counted())
+
+    def _rest(self) -> None:
+        self._counted.close()
 
     def _update(self, **changes: object) -> None:
         self.report = self.report.model_copy(update=changes)

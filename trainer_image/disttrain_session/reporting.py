@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from disttrain_api.report import RankReport
+from disttrain_session.asked import be_asked
 from disttrain_session.files import ReportFiles, metrics_line
 from disttrain_session.place import Place, place_of
 from disttrain_session.reported_values import Figures, Pace, checked, plain
@@ -97,7 +98,8 @@ def _reporter() -> Reporter | None:
     if pid not in _reporters:
         place = place_of(os.environ)
         _reporters[pid] = reporter = None if place is None else Reporter(place)
-        if reporter is not None:
+        if place is not None and reporter is not None:
+            be_asked(place)
             atexit.register(_flush_at_exit, reporter, pid)
     return _reporters[pid]
 

@@ -22,11 +22,12 @@ from disttrain_session.loader import Collate, Loader
 from disttrain_session.objects import Objects, SharedParameters
 from disttrain_session.progress import SessionProgress
 from disttrain_session.reported_values import checked, whole
-from disttrain_session.stop_agreement import StopAgreement, question_to_all
+from disttrain_session.stop_agreement import Asked, StopAgreement, question_to_all
 from disttrain_session.world import join
 from disttrain_session.wrap import wrap
 from disttrain_trainer.checkpoint.step_manifest import Place
 from disttrain_trainer.metrics.report import log_first_rank
+from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.object_path import location
 from disttrain_trainer.runtime.randomness import seed_everything
 
@@ -66,6 +67,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         self._folder = folder
         self._done = 0
         self._objects: Objects | None = None
+        self._request = CheckpointRequest(None)
         self._loaders: list[Loader] = []
 
     def __enter__(self) -> Self:
@@ -74,7 +76,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         self._ending = Ending(self._progress, opens_group=not dist.is_initialized())
         with self._ending.reporting_errors():
             self._world = join()
-            self._stop = StopAgreement(question_to_all(self._world, lambda: self._ending.stop_requested))
+            self._agreement = StopAgreement(question_to_all(self._world, self._asked_here))
             self._shared = SharedParameters(alone=self._world.size == 1)
             seed_everything(self._seed, self._world.rank)
             place = place_of_checkpoints(self._folder)
@@ -128,7 +130,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         with self._ending.reporting_errors():
             wrapped = wrap(model, optimizers, self._world)
         self._shared.add(wrapped)
-        self._stop.watch(optimizers)
+        self._agreement.watch(optimizers)
         return (wrapped, *optimizers) if optimizers else wrapped
 
     def loader(
@@ -168,12 +170,15 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
                 self._world, f"resuming after step {found} from {where.path}" if where else "no checkpoint yet: step 0"
             )
         self._progress.resumed(self._done, self._checkpoints and self._checkpoints.latest)
+        if self._checkpoints is not None:
+            self._request = CheckpointRequest(self._progress.reports)
         self._ending.loop_starts()
         return self._done
 
     def step(self, *, loss: Any = None, **figures: Any) -> None:
         """Count a step as done, report it, and write a checkpoint where one is due.
 
+        A checkpoint is due every `checkpoint_interval` steps, and where one was asked for (`disttrain checkpoint`).
         After SIGTERM it writes a checkpoint, at the end of this step or the next, and raises SystemExit with code 143,
         which ends the process; the next attempt goes on there. loss, figures: as `disttrain.report` takes them, of this
         rank; those of rank 0 are the job's.
@@ -186,14 +191,18 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         self._done += 1
         self._progress.step(given)
         with self._ending.reporting_errors():
-            # All ranks stop after the same step.
-            stopping = self._stop.stops()
-            if stopping or self.finished or (self._checkpoints is not None and self._checkpoints.due(self._done)):
+            # All ranks stop, and save, after the same step.
+            stopping, asked = self._agreement.asked()
+            due = self._checkpoints is not None and self._checkpoints.due(self._done)
+            if stopping or asked or due or self.finished:
                 self._save()
         if stopping and not self.finished:
             kept = "its checkpoint is written" if self._checkpoints else "without storage nothing of it is kept"
             log_first_rank(self._world, f"SIGTERM: stopped after step {self._done}, {kept}")
             raise SystemExit(int(ExitCode.STOPPED))
+
+    def _asked_here(self) -> Asked:
+        return Asked(self._ending.stop_requested, self._request.pending)
 
     def _open(self, place: Place) -> Checkpoints:
         attempt = int(os.environ.get(Env.ATTEMPT) or 1)
@@ -202,8 +211,10 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
     def _save(self) -> None:
         if self._checkpoints is None or self._objects is None or self._done == 0:
             return
-        self._checkpoints.save(self._done, self._objects)
-        self._progress.saved(self._checkpoints.latest)
+        self._request.answered()
+        with self._progress.saving():
+            self._checkpoints.save(self._done, self._objects)
+            self._progress.saved(self._checkpoints.latest)
 
 
 def place_of_checkpoints(

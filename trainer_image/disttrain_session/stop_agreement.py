@@ -1,10 +1,10 @@
-"""Whether some rank was asked to stop: what all ranks learn at the end of the same step.
+"""Whether some rank was asked to stop, or to save: what all ranks learn at the end of the same step.
 
-The sum over the ranks is sent before the last update of a step, so that nobody waits for it after the update.
+The sums over the ranks are sent before the last update of a step, so that nobody waits for it after the update.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,8 +13,16 @@ from torch.optim import Optimizer
 from disttrain_trainer.runtime.config import COLLECTIVE_TIMEOUT
 from disttrain_trainer.runtime.mesh import World
 
-Answer = Callable[[], bool]
-"""Waits for the sum, and returns whether it is positive."""
+
+class Asked(NamedTuple):
+    """What some rank was asked for."""
+
+    stop: bool
+    save: bool
+
+
+Answer = Callable[[], Asked]
+"""Waits for the sums, and returns which of them are positive."""
 
 
 class StopAgreement:
@@ -30,8 +38,8 @@ class StopAgreement:
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_update)
 
-    def stops(self) -> bool:
-        """Return whether some rank knew that it should stop when it asked in this step. Called once per step."""
+    def asked(self) -> Asked:
+        """Return what some rank was asked for, as far as each knew when it asked in this step. Called once per step."""
         answer, self._asked = self._asked or self._ask(), None
         self._updates, self._updates_before = 0, self._updates
         return answer()
@@ -44,20 +52,20 @@ class StopAgreement:
 
 
 def question_to_all(world: World, requested: Answer) -> Callable[[], Answer]:
-    """Return how to ask whether some rank was asked to stop. requested: whether this one was."""
+    """Return how to ask what some rank was asked for. requested: what this one was."""
     if world.size == 1:
         return lambda: requested
     # Ranks may ask at different places in the script, so this must not meet the script's collectives in one group.
     group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def ask() -> Answer:
-        sum_of_requests = torch.tensor(float(requested()))
-        work = dist.all_reduce(sum_of_requests, group=group, async_op=True)
+        sums = torch.tensor(requested(), dtype=torch.float32)
+        work = dist.all_reduce(sums, group=group, async_op=True)
 
-        def answer() -> bool:
+        def answer() -> Asked:
             assert work is not None
             work.wait()
-            return bool(sum_of_requests > 0)
+            return Asked(*(sums > 0).tolist())
 
         return answer
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from disttrain_agent.stacks import answer_for_stacks
 from disttrain_trainer.metrics.report import Reporter, log_first_rank
 from disttrain_trainer.runtime.config import Config, read_config, report_place
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import Stopped, TrainerError, describe, describe_exit, no_room
 from disttrain_trainer.runtime.mesh import World, join_world
-from disttrain_trainer.runtime.stacks import answer_for_stacks
 from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.state import State
 from disttrain_trainer.strategies.choose import has_servers

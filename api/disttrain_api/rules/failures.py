@@ -165,17 +165,6 @@ FAILURE_RULES = (
         cel=f"{_ANY_EXIT_CODES} || r.onExitCodes.operator != 'In' || !(0 in r.onExitCodes.values))",
     ),
     Rule(
-        id="DeadlineNeedsProgress",
-        path="spec.runPolicy.progressDeadlineSeconds",
-        sentence="`progressDeadlineSeconds` watches steps, which `training` or `progress` reports: use one, or remove"
-        " it",
-        check=lambda spec: when(
-            spec.run_policy.progress_deadline_seconds is not None and spec.training is None and spec.progress is None
-        ),
-        cel="!has(self.runPolicy.progressDeadlineSeconds) || has(self.training) || has(self.progress)",
-        reads=("spec.runPolicy.progressDeadlineSeconds", "spec.training", "spec.progress"),
-    ),
-    Rule(
         id="StragglersOfRanksInStep",
         path="spec.runPolicy.nodeSuspicion.stragglers",
         sentence="`stragglers` needs ranks of `training` that take their steps together: remove it",

@@ -33,7 +33,7 @@ from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport,
 from disttrain_operator.decide.observed import Job, Live, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
-from disttrain_operator.plan.environment import has_agents, scratch_environment
+from disttrain_operator.plan.environment import scratch_environment
 from disttrain_operator.plan.identity import child_name
 from disttrain_trainer.runtime.host_limits import cores
 
@@ -192,8 +192,7 @@ class LocalRun:
 
     def _site(self, spec: JobSpec) -> Site:
         servers = spec.parameter_servers.replicas if spec.parameter_servers else 0
-        agents = spec.workers.replicas if has_agents(spec) else 0
-        master, gang, *others = free_ports(2 + servers + agents)
+        master, gang, *others = free_ports(2 + servers + spec.workers.replicas)
         return Site(
             trainer_image="",
             token=self._token,

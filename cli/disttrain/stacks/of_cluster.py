@@ -37,6 +37,9 @@ from disttrain_operator.kept_pod import port_of_agent
 Raw = Mapping[str, Any]
 
 _AT_A_TIME = 8
+_OF_OWN_COMMAND = (
+    "; a command of one's own has an agent from its first `disttrain.report`, or `restore` of a session, on"
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
         raise CommandError(f"no worker of {job.name}{' with these ranks' if ranks else ''} runs now")
     agents = [agent for pod in running if (agent := _agent_of(pod, by_name[pod.name])) is not None]
     if not agents:
-        raise CommandError(f"the pods of {job.name} have no agent: a command of its own runs there without one")
+        raise CommandError(f"the pods of {job.name} have no agent: an operator of an earlier release has made them")
+    own = not (job.raw.get("spec") or {}).get("training")
     tokens = {name: _token(api, job.namespace, name) for name in {agent.secret for agent in agents}}
 
     def ask(agent: _Agent) -> dict[int, str] | str:
@@ -83,7 +87,7 @@ def stacks_of(api: Api, job: RemoteJob, pods: Iterable[Raw], ranks: frozenset[in
                 f"{path}{STACKS.path}", headers, most=MAX_WHOLE_STACKS_BYTES, what=f"pod {agent.pod.name}"
             )
         except CommandError as error:
-            return str(error)
+            return f"{error}{_OF_OWN_COMMAND}" if own else str(error)
         found = decode_stacks(answer, agent.pod.ranks, MAX_WHOLE_STACKS_BYTES)
         return found or f"pod {agent.pod.name}: its ranks give no stacks now"
 

@@ -57,7 +57,7 @@ def exceeds(stall: Stall, spec: JobSpec, *, suspected: bool = False) -> bool:
     """
     deadline = spec.run_policy.progress_deadline_seconds
     # A trainer of another version may evaluate, too, and say nothing of it.
-    if deadline is None or stall.in_training != (spec.progress is None):
+    if deadline is None or (spec.training is not None and not stall.in_training):
         return False
     least = deadline if suspected or not stall.in_training else max(deadline, MIN_SECONDS)
     return stall.seconds >= max(least, _seconds_for_lines(stall, spec))

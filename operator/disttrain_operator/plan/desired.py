@@ -7,7 +7,7 @@ from functools import cached_property
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import AGENT_PORT, CONFIG_FILE, TOKEN_FILE, Label, Role
 from disttrain_api.spec import JobSpec
-from disttrain_operator.plan.environment import default_variables, has_agents, takes_variables
+from disttrain_operator.plan.environment import default_variables, takes_variables
 from disttrain_operator.plan.identity import (
     Manifest,
     child_metadata,
@@ -207,9 +207,8 @@ def network_policy(job: PlannedJob, site: Site) -> Manifest | None:
 
 
 def _from_operator(job: PlannedJob, site: Site) -> list[Manifest]:
-    """The rule that lets the operator ask the agents, where there are some."""
-    spec = _spec(job)
-    if site.operator is None or not (has_agents(spec) or spec.progress is not None):
+    """The rule that lets the operator ask the agents."""
+    if site.operator is None:
         return []
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.operator.namespace}},

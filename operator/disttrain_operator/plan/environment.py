@@ -47,8 +47,6 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
     if spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE:
         environment[Env.RESTARTS_IN_PLACE] = str(spec.run_policy.max_restarts)
         environment[Env.RESTART_BACKOFF_SECONDS] = str(spec.run_policy.restart_backoff_seconds)
-        if spec.training is None:
-            environment[Env.TOKEN] = f"{site.config_dir}/{TOKEN_FILE}"
     if (answers_at := gang_port_of(job, spec, site)) is not None:
         environment[Env.GANG_PORT] = str(answers_at)
     if spec.storage is not None:
@@ -68,6 +66,8 @@ def common_environment(job: PlannedJob, spec: JobSpec, role: Role, attempt: int,
             # torchrun's own default is the word "none", with which jobs collide.
             Env.PET_RDZV_ID: f"{job.uid}-{attempt}",
         }
+        if spec.training is None:
+            environment[Env.TOKEN] = f"{site.config_dir}/{TOKEN_FILE}"
         layout = spec.parallelism.model_dump_json(by_alias=True, exclude_defaults=True)
         if spec.training is None and layout != "{}":
             environment[Env.PARALLELISM] = layout
@@ -79,14 +79,15 @@ def reads_progress(spec: JobSpec, role: Role, index: int) -> bool:
     return spec.progress is not None and (role, index) == (Role.WORKER, 0)
 
 
-def has_agents(spec: JobSpec) -> bool:
-    """Return whether an agent starts the ranks of each worker."""
-    return spec.training is not None or spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE
+def has_agent_around(spec: JobSpec, role: Role) -> bool:
+    """Return whether an agent starts a command of the user's own. Else a program that reports starts one beside it."""
+    in_place = spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE
+    return role is Role.WORKER and spec.training is None and in_place
 
 
 def agent_port_of(job: PlannedJob, spec: JobSpec, role: Role, index: int, site: Site) -> int | None:
-    """Return the port of a pod's agent; None if it has no agent, or one that cannot be asked."""
-    if role is not Role.WORKER or not (has_agents(spec) or reads_progress(spec, role, index)):
+    """Return the port of a worker's agent; None if the pod has no agent, or one that cannot be asked."""
+    if role is not Role.WORKER:
         return None
     if site.loopback is None:
         return agent_port(job.uid, spec.workers.template)

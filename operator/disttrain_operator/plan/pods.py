@@ -13,7 +13,7 @@ from disttrain_operator.plan.environment import (
     common_environment,
     default_variables,
     gang_port_of,
-    has_agents,
+    has_agent_around,
     pod_environment,
     reads_progress,
     takes_variables,
@@ -102,7 +102,7 @@ class RolePlan:
         trainer = {**self._pod_spec["containers"][0], "env": own + self._environment}
         if reads_progress(self._spec, self._role, index):
             trainer["command"] = [*_PROGRESS_READER, *trainer["command"]]
-        if self._role is Role.WORKER and self._spec.training is None and has_agents(self._spec):
+        if has_agent_around(self._spec, self._role):
             trainer["command"] = [*AGENT_AROUND, *trainer["command"]]
         labels = (self._metadata.get("labels") or {}) | pod_labels(job.name, job.uid, self._role, index, self._attempt)
         labels |= self._topology.label(index)

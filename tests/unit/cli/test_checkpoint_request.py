@@ -95,6 +95,21 @@ def test_a_request_that_no_rank_takes_ends_after_a_time_with_what_is_known(of, p
 
 
 @pytest.mark.parametrize(
+    ("phase", "why"),
+    [
+        (None, "its program has no `disttrain.session` that writes checkpoints"),
+        ("Training", "its program has no `disttrain.session` that writes checkpoints"),
+        ("Starting", "they have not begun to train"),
+    ],
+)
+def test_a_program_without_a_session_takes_no_request(phase: str | None, why: str) -> None:
+    job = a_job("Running", progress={"step": 5, "totalSteps": 9, "updateTime": WRITTEN["time"], "phase": phase})
+    job.raw["spec"]["training"] = None
+    with pytest.raises(CommandError, match=why):
+        Watched(job).wait()
+
+
+@pytest.mark.parametrize(
     ("last", "sentence"),
     [
         (a_job("Complete", "Finished", phase="Succeeded"), r"finished before it wrote one \(Succeeded\)"),

@@ -295,9 +295,13 @@ def a_job_with_storage(*holding: str, **changes: Any) -> dict[str, Any]:
     return a_raw_job(**{"status": a_status(*holding), "storage": {"claimName": "kept"}, **changes})
 
 
-def test_a_checkpoint_is_asked_for_and_waited_for(api: FakeApi, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("spec", [{}, {"training": None}, {"training": None, "storage": None}])
+def test_a_checkpoint_is_asked_for_and_waited_for(
+    api: FakeApi, capfd: pytest.CaptureFixture[str], spec: dict[str, None]
+) -> None:
+    """Whether a command of its own has a session, and where that keeps checkpoints, nobody knows before."""
     path, asked = f"{JOBS.format('default')}/digits", list[str]()
-    api.put_job(a_job_with_storage("Running"))
+    api.put_job(a_job_with_storage("Running", **spec))
 
     def play() -> None:
         with api.changed:
@@ -321,7 +325,6 @@ def test_a_checkpoint_is_asked_for_and_waited_for(api: FakeApi, capfd: pytest.Ca
         (a_job_with_storage("Complete", "Finished"), "it has finished (Succeeded)"),
         (a_job_with_storage("Suspended"), "it does not run (Suspended)"),
         (a_raw_job(status=a_status("Running")), "it has no `storage`"),
-        (a_job_with_storage("Running", training=None), "it has a command of its own"),
         (
             a_job_with_storage("Running", parallelism={"dataParallel": {"mode": "ParameterServer"}}),
             "with parameter servers",

@@ -26,6 +26,7 @@ REDUCE = """Current thread 0x7e (most recent call first):
   File "/x/step.py", line 9 in step
 """
 OTHER = 'Thread 0x7f (most recent call first):\n  File "/x/pool.py", line 1 in run'
+RUNNING = {"attempt": 1, "worldSize": 2, "phase": "Running", "conditions": [a_condition("Running")]}
 LOADING = REDUCE.replace("/x/torch/distributed/c10d.py", "/home/me/mine.py").replace("all_reduce", "__getitem__")
 
 
@@ -43,8 +44,7 @@ def path(pod: dict[str, Any]) -> str:
 @pytest.fixture
 def pods(api: FakeApi) -> list[dict[str, Any]]:
     """A job of two pods of a rank each, whose second rank loads a sample."""
-    status = {"attempt": 1, "worldSize": 2, "phase": "Running", "conditions": [a_condition("Running")]}
-    api.put_job(a_raw_job(status=status))
+    api.put_job(a_raw_job(status=RUNNING))
     api.put(SECRETS, {"metadata": {"name": SECRET}, "data": {TOKEN_FILE: base64.b64encode(TOKEN.encode()).decode()}})
     found = [a_pod(index) for index in range(2)]
     for index, (pod, text) in enumerate(zip(found, (REDUCE, LOADING), strict=True)):
@@ -106,6 +106,16 @@ def test_whatever_a_pod_answers_is_a_sentence(api, pods, capfd, answer, sentence
     lines = capfd.readouterr().err.splitlines()
     assert sentence in lines[0]
     assert lines[1:] == ["disttrain: no rank of digits gave its stacks"]
+
+
+def test_a_command_of_ones_own_that_does_not_answer_may_not_have_reported_yet(
+    api: FakeApi, pods: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for pod in pods:
+        api.answers[path(pod)] = (503, "dial tcp: refused")
+    api.put_job(a_raw_job() | {"spec": {"training": None}})
+    assert main(["stacks", "digits"]) == 1
+    assert "has an agent from its first `disttrain.report`" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("pods")

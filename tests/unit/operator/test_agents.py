@@ -200,8 +200,8 @@ async def test_without_stacks_it_is_asked_again_and_nothing_is_reported(stacks: 
     assert live.stall is not None
 
 
-async def test_a_program_whose_lines_are_read_is_asked_for_no_stacks() -> None:
-    progress = {"totalSteps": 9, "logRules": [{"pattern": "step (?P<step>[0-9]+)"}]}
+@pytest.mark.parametrize("progress", [None, {"totalSteps": 9, "logRules": [{"pattern": "step (?P<step>[0-9]+)"}]}])
+async def test_a_program_that_says_no_phase_is_asked_for_no_stacks(progress: Raw | None) -> None:
     workers = {"image": "mine:1", "command": ["train"]}
     limit = {"progressDeadlineSeconds": 100}
     fleet = Fleet(a_pod(), training=None, workers=workers, progress=progress, runPolicy=limit)

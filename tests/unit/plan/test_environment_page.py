@@ -63,8 +63,7 @@ def test_the_page_has_the_variables_of_workers(program: dict[str, Any], number: 
     expected = {*page("Every pod"), *page("Workers")}
     if each == 1 and number > 1:
         expected |= set(page("Workers that are one rank of several"))
-    if program is not OWN:
-        expected |= {Env.AGENT_PORT, Env.CONFIG}
+    expected |= {Env.TOKEN if program is OWN else Env.CONFIG}
     assert environment(**merged(program, ranks(number, each))).keys() == expected
 
 
@@ -84,7 +83,7 @@ def test_the_page_has_the_variables_that_a_job_asks_for() -> None:
     found = environment(**training, **asked).keys() | environment(**merged(OWN, SERVERS, layout)).keys()
     found |= environment(**LOGGED).keys() | environment(**asked, replacement=3).keys()
     found |= environment(**merged(LOGGED, {"runPolicy": IN_PLACE})).keys()
-    always = environment(**OWN).keys()
+    always = environment(**OWN).keys() - {Env.TOKEN}
     assert found - always == set(page("Where the job asks for it"))
 
 

@@ -24,8 +24,9 @@ def test_jobs_on_the_network_of_their_nodes_listen_on_ports_that_the_scheduler_k
     job = on_the_host(UID)
     master, server = pod(job, Role.WORKER, 0, 1, SITE), pod(job, Role.PS, 1, 1, SITE)
     found = environment(master)
-    (opened,) = master["spec"]["containers"][0]["ports"]
+    opened, agent = master["spec"]["containers"][0]["ports"]
     (served,) = server["spec"]["containers"][0]["ports"]
+    assert agent["hostPort"] == int(found["DISTTRAIN_AGENT_PORT"])
     assert opened["hostPort"] == opened["containerPort"] == int(found["MASTER_PORT"]) == int(found["PET_MASTER_PORT"])
     addresses = found["DISTTRAIN_PS_ADDRESSES"].split(",")
     assert {address.rpartition(":")[2] for address in addresses} == {str(served["hostPort"])}

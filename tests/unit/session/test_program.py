@@ -52,11 +52,7 @@ def run(folder: Path, command: list[str], *rules: dict[str, str]) -> "subprocess
 @contextmanager
 def started(folder: Path, text: str, **more: str) -> "Iterator[subprocess.Popen[bytes]]":
     """The program, which prints a line once it is ready. Nothing of it outlives the test."""
-    # On a cluster the token is in a folder of the pod.
-    reader = "import sys; from disttrain_session import program as reader; reader.CONFIG_DIR = sys.argv[1]; "
-    reader += "sys.exit(reader.main(sys.argv[2:]))"
-    command = [sys.executable, "-P", "-c", reader, str(folder), *program(text)]
-    process = subprocess.Popen(command, env=environment(folder, **more), stdout=subprocess.PIPE)
+    process = subprocess.Popen([*READER, *program(text)], env=environment(folder, **more), stdout=subprocess.PIPE)
     try:
         assert lines(process).readline()
         yield process
@@ -167,7 +163,7 @@ def test_a_rule_that_cannot_be_used_costs_no_training(tmp_path: Path) -> None:
 def test_the_operator_learns_the_progress_of_a_program_that_runs(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token")
     port = free_port()
-    more = {Env.AGENT_PORT: str(port), Env.MASTER_ADDR: "127.0.0.1"}
+    more = {Env.AGENT_PORT: str(port), Env.PET_MASTER_ADDR: "127.0.0.1", Env.TOKEN: str(tmp_path / "token")}
 
     def asked(path: str) -> Any:
         headers = {TOKEN_HEADER: agent_token("a-token")}

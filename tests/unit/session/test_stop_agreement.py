@@ -1,15 +1,15 @@
-"""When a rank asks whether some rank was asked to stop: once per step, before its last update where it knows which."""
+"""When a rank asks what some rank was asked for: once per step, before its last update where it knows which."""
 
 import torch
 
-from disttrain_session.stop_agreement import Answer, StopAgreement
+from disttrain_session.stop_agreement import Answer, Asked, StopAgreement
 
 
 class Script:
     """A rank that has updates and steps; `asked` has a line for each question: after how many updates it was sent."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = Asked(stop=False, save=False)
         self.asked: list[int] = []
         self._updates = 0
         self.agreement = StopAgreement(self._ask)
@@ -21,12 +21,12 @@ class Script:
         known = self.requested
         return lambda: known
 
-    def step(self, updates: int) -> bool:
+    def step(self, updates: int) -> Asked:
         self._updates = 0
         for _ in range(updates):
             self._optimizer.step()
             self._updates += 1
-        return self.agreement.stops()
+        return self.agreement.asked()
 
 
 def test_each_step_asks_once_and_before_the_last_of_as_many_updates_as_the_step_before() -> None:
@@ -39,8 +39,8 @@ def test_each_step_asks_once_and_before_the_last_of_as_many_updates_as_the_step_
 def test_a_request_is_known_in_its_own_step_or_the_next() -> None:
     script = Script()
     script.step(1)
-    script.requested = True
-    assert script.step(1)
-    script.requested = False
-    assert not script.step(2)
-    assert not script.step(0)
+    script.requested = wanted = Asked(stop=False, save=True)
+    assert script.step(1) == wanted
+    script.requested = none = Asked(stop=False, save=False)
+    assert script.step(2) == none
+    assert script.step(0) == none

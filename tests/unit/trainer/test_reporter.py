@@ -14,7 +14,7 @@ from tests.waiting import GENEROUS, until
 THREADS = """
 import sys, threading
 from pathlib import Path
-from disttrain_trainer.runtime.stacks import answer_for_stacks
+from disttrain_agent.stacks import answer_for_stacks
 
 def beside(began, ended):
     began.set()
