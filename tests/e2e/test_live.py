@@ -4,8 +4,9 @@ import pytest
 
 from disttrain import Client, train
 from disttrain_api.names import CHECKPOINT_REQUEST
+from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import ONE_THREAD, example, long_job
+from tests.e2e.manifests import ONE_THREAD, example, long_job, program
 from tests.e2e.observe import disttrain, end_soon, first_step, pod, stop_ranks, train_until_a_checkpoint, verdict
 from tests.waiting import GENEROUS
 
@@ -43,6 +44,26 @@ def test_a_job_is_seen_while_it_runs(kubectl: Kubectl, monkeypatch: pytest.Monke
     disttrain(kubectl, "restart", "live")
     kubectl.wait_for("{.status.attempt}=2", "live")
     end_soon(kubectl, "live")
+
+
+REPORTS = """
+import itertools, os, time
+import disttrain
+
+for step in itertools.count(1):
+    disttrain.report(step=step, total=10**9, loss=1 / step)
+    time.sleep(0.1)
+"""
+
+
+def test_a_program_that_reports_is_seen_while_it_runs_without_anything_before_its_command(kubectl: Kubectl) -> None:
+    kubectl.apply(program("reports", f"exec python3 -c '{REPORTS}'", TRAINER_IMAGE))
+    kubectl.wait_for("{.status.progress.loss}", "reports")
+    assert kubectl.status("reports")["phase"] == "Running"
+    assert kubectl.status("reports")["progress"]["totalSteps"] == 10**9
+    lines = disttrain(kubectl, "stacks", "reports").splitlines()
+    assert [line.partition("]")[0] for line in lines[:2]] == ["[rank 0", "[rank 1"]
+    end_soon(kubectl, "reports")
 
 
 @train(workers=2, env={"OMP_NUM_THREADS": "1"})

@@ -16,10 +16,15 @@ import pytest
 
 from disttrain_agent.environment import stacks_file
 from disttrain_agent.own_ranks import OwnRanks, introduce, process_file
+from disttrain_agent.reports import report_path
+from disttrain_agent.step_clock import StepClock
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import CHECKPOINT_PATH, TOKEN_HEADER, Env
-from disttrain_api.report import AgentStatus
+from disttrain_api.report import AgentStatus, RankPhase, RankReport
 from disttrain_session.asked import LOG
+from disttrain_session.place import place_of, pod_of
+from disttrain_session.progress import SessionProgress
+from disttrain_session.reported_values import checked
 from tests.waiting import GENEROUS, until
 from tools.cluster.ports import free_port
 
@@ -151,10 +156,20 @@ def test_a_program_that_reports_can_be_asked_while_it_runs_and_ends_as_without_a
     assert "where_it_waits" in program.ask("/v1/stacks")["stacks"]["0"]
     assert "no session" in program.ask(CHECKPOINT_PATH, "POST")["error"]
     agent = program.agent()
+    assert os.getsid(agent.pid) == agent.pid, "signals for the program's group are not for it"
+    said = {Path(f"/proc/{agent.pid}/fd/{number}").readlink() for number in (1, 2)}
+    assert said == {program.folder / "reports" / LOG}, "the program's outputs are the program's"
     (program.folder / "go").touch()
     out, err = program.process.communicate(timeout=GENEROUS)
     assert (program.process.returncode, out, err) == (7, b"the program's own line\n", b"")
     until(lambda: not agent.is_running(), "the agent ends with the program")
+
+
+def test_the_ranks_of_torchrun_standalone_can_be_asked_from_outside(program: Program) -> None:
+    there = program.environment | {Env.PET_MASTER_ADDR: "worker-0.example.com", Env.MASTER_ADDR: "localhost"}
+    place = place_of(there)
+    assert place is not None
+    assert not pod_of(place, there).on_loopback
 
 
 def test_the_agent_of_a_program_that_is_killed_ends_and_makes_room_for_the_next_ones(program: Program) -> None:
@@ -215,3 +230,24 @@ def test_a_rank_that_starts_again_is_asked_for_no_stacks_before_it_expects_the_s
     stacks_file(tmp_path, 0).write_text("of the former process")
     introduce(tmp_path, 0)
     assert not stacks_file(tmp_path, 0).exists()
+
+
+def test_while_a_session_saves_it_takes_no_steps(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in program.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(Env.AGENT_PORT)
+    progress, reports = SessionProgress(100), program.folder / "reports"
+    clock = StepClock(reports, [0])
+
+    def phase() -> str | None:
+        return RankReport.model_validate_json(report_path(reports, 0).read_bytes()).phase
+
+    progress.resumed(0, None)
+    for step in range(1, 20):
+        progress.step(checked(step, 100, 1.0, None, {}))
+    assert (phase(), clock.pace(0) is not None) == (RankPhase.TRAINING, True)
+    with progress.saving():
+        assert (phase(), clock.pace(0)) == (RankPhase.SAVING, None)
+    assert (phase(), clock.pace(0) is not None) == (RankPhase.TRAINING, True)
+    progress.ended()
+    assert clock.pace(0) is None

@@ -111,6 +111,13 @@ def test_a_program_that_cannot_be_started_says_so(tmp_path: Path, name: str, cod
     assert done.stderr.startswith(f"cannot start {name}: ".encode())
 
 
+def test_a_program_that_reports_as_well_starts_no_agent_of_its_own(tmp_path: Path) -> None:
+    text = program(f"sys.exit({Env.AGENT_PORT!r} in os.environ)")
+    whole = [*READER, *text]
+    given = environment(tmp_path, **{Env.AGENT_PORT: "1"})
+    assert subprocess.run(whole, env=given, check=False, timeout=GENEROUS).returncode == 0
+
+
 def test_signals_reach_the_program(tmp_path: Path) -> None:
     text = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print('ready', flush=True); time.sleep(1000)"
     with started(tmp_path, text) as process:
