@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from disttrain_api.base import ApiModel
-from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, TOKEN_HEADER
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, RESTART_PATH, TOKEN_HEADER
 from disttrain_api.report import AgentStatus, Stacks
 
 Schema = dict[str, Any]
@@ -51,6 +51,13 @@ class CheckpointRequested(_Answer):
     """The ranks write a checkpoint after one of their next steps."""
 
     requested: Literal[True]
+
+
+class RestartOrdered(_Answer):
+    """Whether ranks that hang are killed, so that all start again in their pods."""
+
+    restarts: bool
+    """False: since the order was given these ranks have ended, or taken a step."""
 
 
 class Refusal(_Answer):
@@ -111,7 +118,26 @@ STACKS = Operation(
 CHECKPOINT = Operation(
     "checkpoint", "POST", CHECKPOINT_PATH, "Ask the ranks for a checkpoint.", CheckpointRequested, (409,)
 )
-OPERATIONS = (HEALTH, STATUS, LOGS, STACKS, CHECKPOINT)
+RESTART = Operation(
+    "restart",
+    "POST",
+    RESTART_PATH,
+    "Restart the ranks of a gang that hangs in their pods; worker 0's agent alone, with `restartStrategy: InPlace`.",
+    RestartOrdered,
+    (400, 409),
+    {
+        "attempt": _NUMBER | {"description": "The attempt that hangs."},
+        "generation": _NUMBER | {"description": "How often its ranks had restarted in place."},
+        "step": _NUMBER | {"description": "The last step that the pod's lowest rank had reported."},
+        "rank": {
+            "description": "The rank to kill. Empty: all ranks are killed, so that none leaves its state in memory.",
+            "type": "string",
+            "pattern": f"^[0-9]{{0,{MAX_DIGITS}}}$",
+            "default": "",
+        },
+    },
+)
+OPERATIONS = (HEALTH, STATUS, LOGS, STACKS, CHECKPOINT, RESTART)
 
 _OF_ALL, _WITH_TOKEN = (413,), (401, 405, 429)
 REFUSALS: Mapping[int, str] = {
@@ -119,7 +145,9 @@ REFUSALS: Mapping[int, str] = {
     401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents.",
     404: "The pod has no such rank. A path that this document does not have gets the same code.",
     405: "The path is served, but not with this method.",
-    409: "The ranks would write none: they do not train now, or the job has no storage, or it has parameter servers.",
+    409: "The ranks would write no checkpoint: they do not train now, or the job has no storage, or it has parameter "
+    "servers. Or they may not restart in place: the restarts are used up, an agent is not connected, or this is not "
+    "worker 0's.",
     413: "The request has a body.",
     429: "The agent gets more requests in a second than it answers.",
 }

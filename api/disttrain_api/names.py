@@ -41,6 +41,8 @@ TOKEN_HEADER = "X-Disttrain-Token"
 """Header with the token of the job's agents. Not Authorization, which the API server's proxy keeps for itself."""
 CHECKPOINT_PATH = "/v1/checkpoint"
 """Where an agent is asked for a checkpoint."""
+RESTART_PATH = "/v1/restart"
+"""Where worker 0's agent is asked to restart ranks that hang, in their pods."""
 STACKS_SIGNAL = 40
 """Real-time signal on which a rank of the trainer writes the stacks of its threads. Linux only."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"

@@ -22,6 +22,7 @@ from disttrain_operator.agents import Agents
 from disttrain_operator.decide.observed import Job
 from disttrain_operator.execute import Executor
 from disttrain_operator.gatekeeper import Gatekeeper
+from disttrain_operator.hang_orders import HangOrders
 from disttrain_operator.health import Health
 from disttrain_operator.history import History
 from disttrain_operator.host import Host
@@ -140,7 +141,9 @@ class Operator:
             network_policies=settings.network_policies,
             operator=_own_pods(settings.release),
         )
-        self._executor = Executor(client, world, self._site_of)
+        ask = self._proxy.ask if self._proxy is not None else ask_directly
+        orders = HangOrders(world, lambda uid: agent_token(self._token_of(uid)), ask)
+        self._executor = Executor(client, world, self._site_of, orders.give)
         self._reconciler = Reconciler(
             client, world, self._executor, self._queue, refused, sources, active=acts, recorder=self._metrics
         )

@@ -11,7 +11,7 @@ import aiohttp
 from yarl import URL
 
 from disttrain_api.agent_api import STACKS, STATUS
-from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, RESTART_PATH, TOKEN_HEADER, Label, Role
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
 from disttrain_operator.agent_http import exchange
 from disttrain_operator.decide.observed import Live
@@ -45,7 +45,9 @@ ANSWER_SECONDS, CONNECT_SECONDS = 5.0, 2.0
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
 STATUS_PATH, STACKS_PATH = STATUS.path, f"{STACKS.path}?thread=main"
-_MOST_BYTES = {STATUS_PATH: MAX_AGENT_ANSWER_BYTES, STACKS_PATH: MAX_STACKS_ANSWER_BYTES, CHECKPOINT_PATH: 4096}
+_SHORT = dict.fromkeys((CHECKPOINT_PATH, RESTART_PATH), 4096)
+"""Paths that change something, and the largest answer to them that is read."""
+_MOST_BYTES = {STATUS.path: MAX_AGENT_ANSWER_BYTES, STACKS.path: MAX_STACKS_ANSWER_BYTES, **_SHORT}
 
 
 def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | None:
@@ -87,10 +89,15 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
     return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
 
 
+def _method_and_most(agent: Agent, path: str) -> tuple[str, int]:
+    """How a path, with its query, is asked for, and the largest answer that is read."""
+    name = path.partition("?")[0]
+    return "POST" if name in _SHORT else "GET", min(_MOST_BYTES[name], agent.most_bytes)
+
+
 async def ask_directly(agent: Agent, token: str, path: str) -> bytes:
     """Ask an agent at the address of its pod."""
-    method = "POST" if path == CHECKPOINT_PATH else "GET"
-    most = min(_MOST_BYTES[path], agent.most_bytes)
+    method, most = _method_and_most(agent, path)
     return await exchange(
         method, agent.host, agent.port, path, {TOKEN_HEADER: token},
         most=most, seconds=ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS,
@@ -128,8 +135,9 @@ class ApiServerProxy:
             # The API server keeps it for itself.
             headers["Authorization"] = f"Bearer {bearer}"
         pod = f"/api/v1/namespaces/{quote(agent.namespace, safe='')}/pods/{quote(agent.name, safe='')}"
+        method, most = _method_and_most(agent, path)
         async with self._session.request(
-            "POST" if path == CHECKPOINT_PATH else "GET",
+            method,
             URL(f"{self._access.server}{pod}:{agent.port}/proxy{path}", encoded=True),
             headers=headers,
             allow_redirects=False,
@@ -139,7 +147,7 @@ class ApiServerProxy:
             if response.status != 200:
                 # The API server says it, or the pod.
                 raise aiohttp.ClientError(f"it is answered {response.status}")
-            return await read_body(response, min(_MOST_BYTES[path], agent.most_bytes))
+            return await read_body(response, most)
 
     def _tls_of_now(self) -> ssl.SSLContext | bool:
         """Return the TLS context. One for another certificate makes aiohttp open other connections."""

@@ -18,7 +18,15 @@ from functools import partial
 
 from disttrain_api.names import Reason, Role
 from disttrain_operator.children import create_child, refused_by_quota
-from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeleteJob, DeletePod, ReleasePod
+from disttrain_operator.decide.decision import (
+    Action,
+    CreatePod,
+    CreateSupport,
+    DeleteJob,
+    DeletePod,
+    ReleasePod,
+    RestartInPlace,
+)
 from disttrain_operator.decide.observed import CreateProblem, Job
 from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.cache import Cache
@@ -40,6 +48,7 @@ from disttrain_operator.plan.schedulers import release_patch
 from disttrain_operator.snapshot import ChildKey, World, core_collection, job_collection
 
 Work = Callable[[], Awaitable[object]]
+Give = Callable[[str, RestartInPlace], Awaitable[None]]
 
 # Creations that begin in one turn of the event loop.
 _BEGUN_PER_TURN = 4
@@ -50,8 +59,9 @@ _OF_ONE_NAME = (Reason.NAME_CONFLICT, Reason.WAITING_FOR_OLD_PODS)
 class Executor:
     """Does what decisions ask for, and keeps in `world` what came of it."""
 
-    def __init__(self, client: Client, world: World, site_of: Callable[[Job], Site]) -> None:
-        self.client, self.world, self._site_of = client, world, site_of
+    def __init__(self, client: Client, world: World, site_of: Callable[[Job], Site], give: Give | None = None) -> None:
+        """`give`: gives an order to an agent of the job with this uid."""
+        self.client, self.world, self._site_of, self._give = client, world, site_of, give
 
     async def execute(self, job: Job, actions: Sequence[Action], *, create: bool = True) -> bool:
         """Return whether everything wanted exists now. Raises a KubeError if the API server does not answer.
@@ -59,6 +69,7 @@ class Executor:
         `create` False: nothing is created this time, and what is known of refusals stays known.
         """
         round_ = _Round(self.client, self.world, job, self._site_of(job))
+        await self._give_orders(job, actions)
         others = [action for action in actions if create or not isinstance(action, CreatePod | CreateSupport)]
         if len(others) < len(actions):
             round_.keep_known()
@@ -72,6 +83,11 @@ class Executor:
         if round_.supported is not None:
             self.world.supported[job.uid] = round_.supported
         return not round_.problems and len(others) == len(actions)
+
+    async def _give_orders(self, job: Job, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, RestartInPlace) and self._give is not None:
+                await self._give(job.uid, action)
 
     async def refused_ahead(self, job: Job, actions: Sequence[Action]) -> bool:
         """Whether a quota would refuse the first pod that these want: it is asked, and nothing is made."""
@@ -93,6 +109,7 @@ class Executor:
     def forget(self, uid: str) -> None:
         """The job is gone."""
         self.world.supported.pop(uid, None)
+        self.world.orders.pop(uid, None)
 
 
 class _Round:

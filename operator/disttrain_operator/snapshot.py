@@ -9,6 +9,7 @@ from functools import partial
 
 from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
+from disttrain_operator.decide.decision import Order
 from disttrain_operator.decide.observed import (
     Admission,
     CreateProblem,
@@ -142,6 +143,8 @@ class World:
     services: Cache = field(init=False)
     problems: dict[str, dict[ChildKey, CreateProblem]] = field(default_factory=dict)
     """By the job's uid."""
+    orders: dict[str, Order] = field(default_factory=dict)
+    """The last order to restart in place, by the job's uid."""
     supported: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By the job's uid: the attempt whose Secret and claim are known to be there, and how often they were asked for
     again. They are not watched."""
@@ -221,6 +224,7 @@ class World:
             supported=self.supported.get(job.uid),
             admission=sources.admission_of(job),
             live=sources.live_of(job.uid),
+            order=self.orders.get(job.uid),
             unreachable=sources.unreachable_of(job.uid),
             pod_event=sources.event_of(job.uid),
         )

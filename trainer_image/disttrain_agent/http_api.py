@@ -5,6 +5,7 @@
     GET /v1/logs?rank=R&tail=N      the last lines of a rank
     GET /v1/stacks?thread=T         the stacks of all ranks; T: main, or all
     POST /v1/checkpoint             ask the ranks for a checkpoint
+    POST /v1/restart?attempt=…      restart the ranks of a gang that hangs
 
 Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
 """
@@ -47,6 +48,7 @@ class Api:
             agent_api.LOGS.path: self._logs,
             agent_api.STACKS.path: self._stacks,
             agent_api.CHECKPOINT.path: self._checkpoint,
+            agent_api.RESTART.path: self._restart,
         }
         self._routes = {one.path: (one.method, answers[one.path]) for one in agent_api.OPERATIONS if one.with_token}
 
@@ -101,6 +103,14 @@ class Api:
             why = "its ranks do not train now, or keep none (no `storage`, parameter servers, no session)"
             raise RefusedError(409, f"no checkpoint can be asked for: {why}")
         return {"requested": True}
+
+    async def _restart(self, request: web.BaseRequest) -> Any:
+        attempt, generation, step = (_number(request, name, None) for name in ("attempt", "generation", "step"))
+        rank = _number(request, "rank", None) if request.query.get("rank") else None
+        found = self._look.restart(attempt, generation, step, rank)
+        if isinstance(found, str):
+            raise RefusedError(409, f"no restart in place: {found}")
+        return {"restarts": found}
 
 
 class RefusedError(Exception):

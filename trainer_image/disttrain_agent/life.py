@@ -55,6 +55,8 @@ class Life:
     """They were sent SIGTERM."""
     kill_at: float | None = None
     done_since: float | None = None
+    hung: bool = False
+    """The order to kill ranks of this gang, which hangs, has been followed."""
     stopped_by_gang: bool = False
     """They were sent SIGTERM because ranks of another pod had failed."""
 

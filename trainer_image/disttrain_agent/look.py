@@ -59,7 +59,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 class Look:
-    """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint."""
+    """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint, and whether those
+    of a gang that hangs start again."""
 
     def __init__(
         self,
@@ -73,14 +74,17 @@ class Look:
         asked: Ranks | None = None,
         send: Callable[[int, int], None] = os.kill,
         is_stopped: Callable[[int], bool] = _is_stopped,
+        hangs: Callable[[int, int | None], bool | str] = lambda generation, rank: "its ranks do not restart in place",
     ) -> None:
         """steps: of ranks that write the times of their steps; None: of a program that does not. asked: who is asked
         for stacks; None: `processes`. send: sends a signal to a process. is_stopped: whether a signal has stopped a
-        process, by what the kernel says now."""
+        process, by what the kernel says now. hangs: has a rank of a generation killed (None: all), so that all start
+        again; answers whether it does, or why it may not."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
         self._awaited, self._steps = awaited, steps
         self._asked = processes if asked is None else asked
         self._send, self._is_stopped = send, is_stopped
+        self._hangs = hangs
         self._asking = asyncio.Lock()
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
@@ -113,6 +117,17 @@ class Look:
     def ask_for_checkpoint(self) -> bool:
         """Ask the ranks for a checkpoint; False where none of them would write one."""
         return bool(self._processes.alive) and request_checkpoint(self._pod.report_dir)
+
+    def restart(self, attempt: int, generation: int, step: int, rank: int | None) -> bool | str:
+        """Restart the ranks of all pods, of which this one is to be killed (None: all), unless they have done something
+        else since that step of theirs; return whether that is so, or why it may not be."""
+        world = self._pod.workers * self._pod.ranks_here
+        if rank is not None and rank >= world:
+            return f"the job has {world} ranks, and no rank {rank}"
+        report = self._reports.of(self._pod.ranks.start)
+        if attempt != self._pod.attempt or report is None or report.step != step:
+            return False
+        return self._hangs(generation, rank)
 
     async def _stacks(self, process: Rank) -> str:
         path = stacks_file(self._pod.report_dir, process.rank)

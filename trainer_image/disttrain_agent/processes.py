@@ -59,7 +59,9 @@ class RankProcess:
         self.rank = rank
         self.output = RankOutput(rank if alone else None)
         self.signaled = False
-        """Whether it was sent a signal before it ended."""
+        """Whether it was sent a signal before it ended, for another one's failure or since the pod ends."""
+        self.hung = False
+        """Whether it was killed since it, or its gang, hangs."""
         self._child = start(command, environment)
         assert self._child.stdout is not None
         self._pipe = self._child.stdout.fileno()
@@ -83,10 +85,10 @@ class RankProcess:
             self.signaled = True
             os.kill(self.pid, signal.SIGTERM)
 
-    def kill(self) -> None:
-        """SIGKILL to the rank and its children."""
+    def kill(self, *, hung: bool = False) -> None:
+        """SIGKILL to the rank and its children. hung: that is the first failure of its pod."""
         if self.alive:
-            self.signaled = True
+            self.signaled, self.hung = self.signaled or not hung, hung
             os.killpg(self.pid, signal.SIGKILL)
 
     def ended(self, status: int) -> None:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from disttrain_agent.ends import end_of, names, own_failure
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.gang.join import Gang, join_gang
 from disttrain_agent.gang.messages import PodFailure
@@ -21,17 +22,16 @@ from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.memory import open_memory
 from disttrain_agent.memory_kills import memory_kills
-from disttrain_agent.output import KEPT_LINES, log
-from disttrain_agent.own_program import end_of_program
+from disttrain_agent.output import log
 from disttrain_agent.own_ranks import OwnRanks
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import Failure, hopeless
 from disttrain_agent.step_clock import StepClock
-from disttrain_agent.verdict import RankEnd, exit_code, first_cause
+from disttrain_agent.verdict import exit_code, first_cause
 from disttrain_agent.zygote import Zygote
-from disttrain_api.names import ExitCode, Reason, exit_reason
+from disttrain_api.names import ExitCode, Reason
 from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -86,7 +86,14 @@ class Supervisor:
             watch = self._loop.create_task(steps.watch())
             own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
             look = Look(
-                self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps, asked=own
+                self._pod,
+                self._processes,
+                self._reports,
+                lambda: self._restarts,
+                self._awaited,
+                steps,
+                asked=own,
+                hangs=self._hangs,
             )
             listener = listen(self._pod, look, log)
             while True:
@@ -113,6 +120,12 @@ class Supervisor:
     def _awaited(self) -> frozenset[int]:
         """Workers that all ranks wait for."""
         return self._gang.awaited if self._gang is not None else frozenset()
+
+    def _hangs(self, generation: int, rank: int | None) -> bool | str:
+        """Have a rank of any pod killed (None: all), since the gang does no step; whether it is, or why not."""
+        if self._gang is None:
+            return "its ranks do not restart in place"
+        return "the pod is to end" if self._stop_at else self._gang.hangs(generation, rank, self._reports.checkpoint)
 
     async def _ordered_to_start(self) -> bool:
         """Return whether the first ranks may start: those of a replacement start with the others' next ones."""
@@ -230,10 +243,11 @@ class Supervisor:
         timing, life, gang = self._timing, self._life, self._gang
         if gang is not None:
             gang.tick()
+            self._kill_hung(gang)
         if not life.stopping:
             self._stop_ranks(now)
         if life.kill_at is not None and now >= life.kill_at:
-            log(f"killing ranks {_names(self._processes.alive)}: they have not ended in time")
+            log(f"killing ranks {names(self._processes.alive)}: they have not ended in time")
             life.kill_at = None
             for process in self._processes.alive:
                 process.kill()
@@ -248,6 +262,19 @@ class Supervisor:
         due = [at for at in (life.kill_at, self._collected_at(), due_in_gang) if at is not None]
         return max(0.01, min([timing.report, *(at - now for at in due)]))
 
+    def _kill_hung(self, gang: Gang) -> None:
+        """SIGKILL to ranks of this pod, once, where the gang hangs and they are to be killed for that."""
+        if gang.kill is None or self._life.hung or self._life.stopping:
+            return
+        self._life.hung, rank = True, gang.kill.rank
+        all_of_pod = rank is None or (self._pod.config is None and rank in self._pod.ranks)
+        killed = [process for process in self._processes.alive if all_of_pod or process.rank == rank]
+        if killed:
+            why = "no rank begins with what another one has in memory" if rank is None else "the others wait for it"
+            log(f"no rank does a step: killing ranks {names(killed)}; {why}")
+        for process in killed:
+            process.kill(hung=True)
+
     def _stop_ranks(self, now: float) -> None:
         """Send SIGTERM once, when the pod must stop or a rank has failed, here or in another pod."""
         life, collected_at, gang = self._life, self._collected_at(), self._gang
@@ -255,14 +282,14 @@ class Supervisor:
             life.kill_at = self._stop_at + self._timing.kill_after(self._pod.grace_seconds)
         elif collected_at is not None and now >= collected_at:
             life.kill_at = now + self._timing.peer_grace
-            log(f"stopping ranks {_names(self._processes.alive)} because rank {life.failed[0].rank} failed")
+            log(f"stopping ranks {names(self._processes.alive)} because rank {life.failed[0].rank} failed")
             if gang is not None and (failure := self._life.pod_failure(self._reports.checkpoint)) is not None:
                 self._leave_where_hopeless(gang, failure)
                 gang.failed(self._since_failure)
         elif gang is not None and gang.must_stop:
             life.kill_at = now + self._timing.peer_grace
             life.stopped_by_gang = True
-            log(f"stopping ranks {_names(self._processes.alive)} because a rank of another pod failed")
+            log(f"stopping ranks {names(self._processes.alive)} because a rank of another pod failed")
         else:
             return
         life.stopping = True
@@ -275,7 +302,7 @@ class Supervisor:
         return None if life.stopping or life.failed_at is None else life.failed_at + self._timing.collect
 
     def _rank_ended(self, process: RankProcess) -> None:
-        end, life = self._end_of(process), self._life
+        end, life = end_of(process, self._pod, self._reports, must_report=self._must_report), self._life
         life.ends.append(end)
         if not end.succeeded:
             code = process.returncode or 0
@@ -284,21 +311,6 @@ class Supervisor:
             if life.failed_at is None:
                 life.failed_at = self._loop.time()
         self._changed.set()
-
-    def _end_of(self, process: RankProcess) -> RankEnd:
-        assert process.returncode is not None
-        if self._pod.config is None:
-            reports = [report for rank in self._pod.ranks if (report := self._reports.of(rank)) is not None]
-            lines = process.output.last(KEPT_LINES)
-            return end_of_program(process.rank, process.returncode, reports, lines, signaled=process.signaled)
-        return RankEnd(
-            rank=process.rank,
-            returncode=process.returncode,
-            signaled=process.signaled,
-            report=self._reports.of(process.rank),
-            tail=tuple(process.output.tail),
-            must_report=self._must_report,
-        )
 
     def _stop(self, number: signal.Signals) -> None:
         if self._stop_at is not None:
@@ -324,7 +336,7 @@ class Supervisor:
             return None
         if self._life.ended_for_gang:
             why = "its agent stopped it, since ranks of another pod had failed"
-            return _own_failure(cause.rank, ExitCode.PEER_LOST, why)
+            return own_failure(cause.rank, ExitCode.PEER_LOST, why)
         return cause.as_failure().model_copy(update={"repeated": self._repeated})
 
     @property
@@ -359,7 +371,7 @@ class Supervisor:
                 "it is this pod's own name: the cluster's DNS cannot be reached from here, or the job's Service is gone"
             )
         message = f"{self._pod.master_address} has no address: {why}"
-        self._report_failure(_own_failure(self._pod.ranks.start, code, message))
+        self._report_failure(own_failure(self._pod.ranks.start, code, message))
         return code
 
     def _not_ordered(self) -> int:
@@ -369,7 +381,7 @@ class Supervisor:
         left = self._gang.left if self._gang is not None else None
         why = left.why if left is not None else "it has no token of its job, or no port for its gang"
         log(f"no rank starts in this pod: {why}")
-        self._report_failure(_own_failure(self._pod.ranks.start, ExitCode.PEER_LOST, why))
+        self._report_failure(own_failure(self._pod.ranks.start, ExitCode.PEER_LOST, why))
         return ExitCode.PEER_LOST
 
     def _cannot_start(self, error: OSError) -> int:
@@ -377,18 +389,10 @@ class Supervisor:
         message = f"cannot start the ranks: {error.strerror}{what}"
         log(message)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._report_failure(_own_failure(self._pod.ranks.start, ExitCode.DISK_FULL, message))
+            self._report_failure(own_failure(self._pod.ranks.start, ExitCode.DISK_FULL, message))
             return ExitCode.DISK_FULL
         code = 1
         if self._pod.config is None:
             code = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE
         self._report_failure(RankFailure(rank=self._pod.ranks.start, exit_code=code, message=message))
         return code
-
-
-def _own_failure(rank: int, code: ExitCode, message: str) -> RankFailure:
-    return RankFailure(rank=rank, exit_code=code, reason=exit_reason(code), message=message)
-
-
-def _names(processes: Sequence[RankProcess]) -> str:
-    return ", ".join(str(process.rank) for process in processes)

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disttrain_api.names import PERMANENT, ExitCode, exit_reason
+from disttrain_api.names import PERMANENT, ExitCode, Reason, exit_reason
 from disttrain_api.program_log import exception_type, last_exception
 from disttrain_api.report import RankFailure, RankReport, left
 
@@ -24,6 +24,8 @@ class RankEnd:
     """Whether exit code 0 alone is no success: a rank of the trainer also reports that its work is done."""
     exception: str | None = None
     """`Type: message`, where torchrun has named it."""
+    hung: bool = False
+    """Whether its agent has killed it since its gang did no step."""
 
     @property
     def succeeded(self) -> bool:
@@ -53,6 +55,11 @@ class RankEnd:
         return self.report.error.exit_code if self.report is not None and self.report.error is not None else None
 
     def as_failure(self) -> RankFailure:
+        if self.hung and self.signal == signal.SIGKILL:
+            return RankFailure(
+                rank=self.rank, exit_code=self.code, signal=self.signal, reason=Reason.PROGRESS_DEADLINE_EXCEEDED,
+                message="its agent killed it, since no rank did a step",
+            )  # fmt: skip
         error = self.report.error if self.report is not None else None
         return RankFailure(
             rank=self.rank,

@@ -25,7 +25,7 @@ _DISTANCES = {
     FailureClass.POD_LOST: 3,
     FailureClass.STOPPED: 4,
     FailureClass.PEER_LOST: 5,
-    FailureClass.HANG: 6,
+    FailureClass.HANG: 2,
 }
 # Nothing that a peer does makes a pod end like this: the exits of the others need not be awaited.
 _CERTAIN = 2
@@ -97,6 +97,9 @@ def _class(pod: PodFacts) -> FailureClass:
         return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
     if exit_.code == ExitCode.STOPPED and exit_.init_container is None:
         return FailureClass.STOPPED
+    failure = pod.report.failure if pod.report is not None else None
+    if pod.signal == _SIGKILL and failure is not None and failure.reason == Reason.PROGRESS_DEADLINE_EXCEEDED:
+        return FailureClass.HANG
     # gloo and NCCL abort (SIGABRT) the survivors of a dead peer; a SIGKILL came from outside.
     if pod.signal == _SIGKILL or exit_.code is None:
         return FailureClass.KILLED
@@ -137,6 +140,8 @@ def _reason(pod: PodFacts, class_: FailureClass) -> str:
         return Reason.POD_LOST
     if class_ in (FailureClass.DISRUPTION, FailureClass.NODE_LOST):
         return pod.disruption or Reason.EVICTED
+    if class_ is FailureClass.HANG:
+        return Reason.PROGRESS_DEADLINE_EXCEEDED
     assert exit_ is not None
     if exit_.init_container is not None:
         return Reason.INIT_CONTAINER_FAILED

@@ -64,13 +64,39 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class RestartInPlace:
+    """Have worker 0's agent restart all ranks in their pods, unless they have ended or taken a step since."""
+
+    pod_uid: str
+    """Worker 0's pod."""
+    attempt: int
+    generation: int
+    """How often the ranks of the attempt had restarted in place."""
+    step: int
+    """The last that they had done."""
+    rank: int | None
+    """The one to kill; None: all."""
+    at: datetime
+    """The time of the decision."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order to restart in place, and what came of it."""
+
+    given: RestartInPlace
+    refused: str | None = None
+    """Why worker 0's agent does not follow it, or is not known to. None: it does."""
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself; its uid is a precondition."""
 
     why: str
 
 
-Action = CreateSupport | CreatePod | ReleasePod | DeletePod | DeleteJob
+Action = CreateSupport | CreatePod | ReleasePod | DeletePod | RestartInPlace | DeleteJob
 
 
 class State(StrEnum):

@@ -17,6 +17,7 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.status import JobStatus
 from disttrain_api.times import parse_time
 from disttrain_api.validate import read_spec
+from disttrain_operator.decide.decision import Order
 
 Raw = Mapping[str, Any]
 
@@ -241,6 +242,8 @@ class Blame:
     certain: bool = False
     """Whether nothing but a hang looks so: it is stopped, or ranks wait in different collective calls. One that
     computes or reads may be slow."""
+    awaited: bool = False
+    """Whether the others do nothing but wait for the rank: no rank is in a call that it should not be in."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +298,11 @@ class Live:
     """None: its ranks take their steps as they use to, do something else, or it is not known which of them hangs."""
 
     @property
+    def generation(self) -> int:
+        """How often its ranks have started again."""
+        return self.restarts_in_place.count if self.restarts_in_place is not None else 0
+
+    @property
     def restarting(self) -> bool:
         """Whether its ranks have failed and have not come to training again, in the same pod."""
         return self.restarts_in_place is not None and (self.report is None or self.report.phase == RankPhase.STARTING)
@@ -327,6 +335,8 @@ class Observed:
     """The attempt for which this process has asked for all that its pods need, and how often again."""
     unreachable: frozenset[str] = frozenset()
     """Uids of pods that others miss, and at whose addresses nothing has answered for a while."""
+    order: Order | None = None
+    """The last order to restart in place that this process has given for the job."""
 
 
 def job_facts(raw: Raw, *, former: Job | None = None, refused: tuple[str, ...] = ()) -> Job:

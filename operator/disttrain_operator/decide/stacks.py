@@ -73,15 +73,15 @@ def blame_of(stacks: Mapping[int, str], *, whole: bool = True, together: bool = 
     silent = [rank for rank in calls if rank not in answer]
     stopped = [rank for rank in silent if stacks[rank] == STOPPED]
     if stopped and answer:
-        return Blame(stopped[0], f"is stopped by a signal, and {_others(answer, stacks)}", certain=True)
+        return Blame(stopped[0], f"is stopped by a signal, and {_others(answer, stacks)}", certain=True, awaited=True)
     if silent and answer:
-        return Blame(silent[0], f"does not answer, and {_others(answer, stacks)}")
+        return Blame(silent[0], f"does not answer, and {_others(answer, stacks)}", awaited=True)
     waiting = {rank: found for rank, found in answer.items() if _WAITS.search(found[0].path)}
     busy = {rank: found for rank, found in answer.items() if rank not in waiting}
     if busy and waiting:
         first, *more = busy
         also = f", {_ranks(more)} {'computes or reads' if len(more) == 1 else 'compute or read'} too" if more else ""
-        return Blame(first, f"is in {main_stack(stacks[first])}{also}, and {_others(waiting, stacks)}")
+        return Blame(first, f"is in {main_stack(stacks[first])}{also}, and {_others(waiting, stacks)}", awaited=True)
     if busy:
         read = whole and all(any(_READS.search(call.path) for call in found) for found in busy.values())
         return Blame(None, f"all ranks wait for data, {_where(_alike(busy), ' is in', stacks)}") if read else None

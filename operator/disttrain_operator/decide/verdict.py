@@ -23,6 +23,8 @@ _NO_EXCEPTION = (
 _NO_ERROR = "it has reported its progress and no error: look at the pod's log"
 _SHELL_CODES = {126: "its command cannot be executed", 127: "its command was not found"}
 
+_HUNG = "was killed by its agent, since no rank did a step (progressDeadlineSeconds)"
+
 _DENIED = ("Permission denied", "PermissionError", "Operation not permitted")
 _ROOT_NEEDED = " (pods do not run as root: an image that must needs `runPolicy.podSecurity: Template`)"
 
@@ -115,6 +117,8 @@ def _ending(cause: Cause) -> str:
             return f"{ending} ({exit_.reason})"
         return ending + (f" (exit code {exit_.code})" if exit_ is not None and exit_.code is not None else "")
     assert exit_ is not None
+    if cause.class_ is FailureClass.HANG:
+        return f"{_HUNG}, and the ranks could not start again in their pods"
     if exit_.code is None:
         return f"was ended by the cluster ({exit_.reason})"
     if (child := cause.pod.child) is not None:
@@ -149,6 +153,8 @@ def words_of_rank(failure: RankFailure, pod: PodFacts, *, quoted: bool) -> str:
     if failure.reason == Reason.POD_LOST:
         # The one of this name may run elsewhere by now.
         return f"rank {failure.rank} was lost with its former pod {pod.name}"
+    if failure.reason == Reason.PROGRESS_DEADLINE_EXCEEDED:
+        return f"rank {failure.rank} ({where}) {_HUNG}"
     if failure.signal is not None:
         ending = f"was killed by signal {failure.signal}"
     else:

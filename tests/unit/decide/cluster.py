@@ -15,7 +15,15 @@ from typing import Any
 from disttrain_api.names import Label, Role
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import CreatePod, CreateSupport, Decision, DeleteJob, DeletePod
+from disttrain_operator.decide.decision import (
+    CreatePod,
+    CreateSupport,
+    Decision,
+    DeleteJob,
+    DeletePod,
+    Order,
+    RestartInPlace,
+)
 from disttrain_operator.decide.observed import CreateProblem, Live, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
@@ -120,6 +128,9 @@ class Operator:
         self.seen = Observed()
         """What the last decision was made from."""
         self.live: Live | None = None
+        self.order: Order | None = None
+        self.refuses: str | None = None
+        """Why the agent follows no order to restart in place; None: it does."""
         """What an agent has answered."""
         self.supported: tuple[int, int] | None = None
         self.relist()
@@ -144,7 +155,7 @@ class Operator:
         """What the operator decides from what it sees."""
         pods, services = (self.pods.group(UID), self.pods.gone(UID)), self.server.services
         seen = observe(*pods, self.problems.values(), services, live=self.live)
-        self.seen = replace(seen, supported=self.supported)
+        self.seen = replace(seen, supported=self.supported, order=self.order)
         return decide(job_facts(self.job), self.seen, self.server.now)
 
     def step(self, crash_after: int | None = None) -> bool:
@@ -181,6 +192,8 @@ class Operator:
             job = job_facts(self.job)
             self.server.services.add(child_name(job.name, job.uid))
             self.supported = max(self.supported or (0, 0), (action.attempt, action.tries))
+        elif isinstance(action, RestartInPlace):
+            self.order = Order(action, self.refuses)
         else:
             assert isinstance(action, DeleteJob)
 

@@ -182,9 +182,13 @@ class Jobs(RuleBasedStateMachine):
         lost=st.sampled_from([0, 5]),
         stall=st.sampled_from([None, None, Stall(0, 59, 5, 1.0), HUNG]),
         again=st.sampled_from([0, 0, 1, 5]),
+        refuses=st.sampled_from([None, "it answers 409"]),
     )
-    def an_agent_answers(self, phase: str | None = None, lost: int = 0, stall: Any = None, again: int = 0) -> None:
+    def an_agent_answers(
+        self, phase: str | None = None, lost: int = 0, stall: Any = None, again: int = 0, refuses: str | None = None
+    ) -> None:
         """Known long after the pod has ended, maybe. Steps may have been `lost`, and ranks have started `again`."""
+        self.operator.refuses = refuses
         failed = {"time": timestamp(self.server.now), "failure": RankFailure(rank=1, signal=9)}
         restarts = RestartsInPlace(count=again, **failed) if again else None
         for pod in self._programs(0):

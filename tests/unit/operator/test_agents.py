@@ -186,7 +186,7 @@ async def test_the_stacks_of_all_pods_tell_which_rank_holds_up_the_others() -> N
     fleet.answers, fleet.stacks = lambda agent: answer, stacks
     live = await fleet.round()
     assert sorted(asked) == [0, 1, 2]
-    assert live.stall.blame == Blame(1, "does not answer, and rank 0 waits in all_reduce (b.py:3)")
+    assert live.stall.blame == Blame(1, "does not answer, and rank 0 waits in all_reduce (b.py:3)", awaited=True)
 
 
 @pytest.mark.parametrize("stacks", [refuses, lambda agent: b"{}", lambda agent: b'{"stacks": {"1": "x"}}'])

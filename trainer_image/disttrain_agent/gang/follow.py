@@ -6,7 +6,7 @@ from collections.abc import Callable
 from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, follow
 from disttrain_agent.gang.leader import Left
 from disttrain_agent.gang.member import Member
-from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.gang.messages import Message, PodFailure
 from disttrain_agent.resolve import addresses
 from disttrain_api.handshake import Refused
 from disttrain_api.report import RestartsInPlace
@@ -54,6 +54,10 @@ class FollowingAgent:
         return self._member.must_stop
 
     @property
+    def kill(self) -> Message | None:
+        return self._member.kill
+
+    @property
     def left(self) -> Left | None:
         return self._member.left
 
@@ -75,6 +79,10 @@ class FollowingAgent:
         self._member.failed(ago, self._loop.time())
         self._note_alone()
         self._pass_on()
+
+    def hangs(self, generation: int, rank: int | None, checkpoint: int | None) -> bool | str:
+        """Return why it has no rank killed."""
+        return "worker 0's agent leads"
 
     def ended(self, failure: PodFailure, ago: float) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""

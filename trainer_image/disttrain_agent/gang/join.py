@@ -9,7 +9,7 @@ from disttrain_agent.gang.follow import FollowingAgent
 from disttrain_agent.gang.lead import LeadingAgent
 from disttrain_agent.gang.leader import Leader, Left
 from disttrain_agent.gang.master_ports import free_ports
-from disttrain_agent.gang.messages import PodFailure
+from disttrain_agent.gang.messages import Message, PodFailure
 from disttrain_agent.life import Timing
 from disttrain_agent.listen import open_port
 from disttrain_api.report import RestartsInPlace
@@ -35,6 +35,10 @@ class Gang(Protocol):
         """Whether the ranks of this generation are to end, since one of any pod has failed."""
 
     @property
+    def kill(self) -> Message | None:
+        """The order to kill a rank of this generation, or all, since the gang hangs; None: there is none."""
+
+    @property
     def left(self) -> Left | None:
         """Why no rank starts again; None: they may."""
 
@@ -53,6 +57,7 @@ class Gang(Protocol):
     def tick(self) -> None: ...
     def failed(self, ago: float) -> None: ...
     def ended(self, failure: PodFailure, ago: float) -> None: ...
+    def hangs(self, generation: int, rank: int | None, checkpoint: int | None) -> bool | str: ...
     def depart(self, why: str) -> None: ...
     def leave(self, why: str) -> None: ...
     def close(self) -> None: ...

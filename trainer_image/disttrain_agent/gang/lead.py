@@ -62,6 +62,10 @@ class LeadingAgent:
         return self._leader.must_stop
 
     @property
+    def kill(self) -> Message | None:
+        return self._leader.kill
+
+    @property
     def left(self) -> Left | None:
         return self._leader.left
 
@@ -82,6 +86,12 @@ class LeadingAgent:
         """A rank of this pod has failed, so many seconds ago."""
         self._leader.failed(0, self.generation, self._loop.time())
         self._pass_on(ago)
+
+    def hangs(self, generation: int, rank: int | None, checkpoint: int | None) -> bool | str:
+        """Have a rank of any pod killed (None: all), since the gang does no step; whether it is, or why not."""
+        found = self._leader.hangs(generation, rank, checkpoint, self._loop.time())
+        self._pass_on()
+        return found
 
     def ended(self, failure: PodFailure, ago: float) -> None:
         """Nothing is left of this pod's ranks and of what they have started."""

@@ -11,6 +11,7 @@ what they were told of former restarts, and begins the next generation after the
 """
 
 from dataclasses import dataclass
+from signal import SIGKILL
 
 from disttrain_agent.gang.messages import History, Kind, Message, PodFailure, leaves
 from disttrain_agent.restart import Failure, Leave, Limits, Record, after, after_loss, hopeless
@@ -80,6 +81,8 @@ class Leader:
 
     def _begin(self) -> None:
         self.must_stop = False
+        self.kill: Message | None = None
+        """The order to kill ranks, since the gang hangs."""
         self._failed_at: float | None = None
         self._end_by = 0.0
         """With a failure: when all pods that are connected must have ended their ranks."""
@@ -148,6 +151,28 @@ class Leader:
         never = sorted(set(range(self._workers)) - set(self._replacements))
         if never:
             self.leave(f"the agent of worker {never[0]} is not connected")
+
+    def hangs(self, generation: int, rank: int | None, checkpoint: int | None, now: float) -> bool | str:
+        """Have a rank killed (None: all) that does no step, so that all start again; return whether it is, or why it
+        may not be. Nothing follows if its generation has ended, or is about to.
+
+        checkpoint: step of the newest one that this pod's ranks have reported.
+        """
+        if self.left is not None:
+            return self.left.why
+        if generation != self.generation or self._failed_at is not None:
+            return False
+        absent = sorted(set(range(self._workers)) - self._present)
+        if absent:
+            return f"the agent of worker {absent[0]} is not connected"
+        killed = RankFailure(rank=rank or 0, exit_code=128 + SIGKILL, signal=SIGKILL)
+        follows = after(Failure(killed, checkpoint), self._record, self._limits)
+        if isinstance(follows, Leave):
+            return follows.why
+        self.kill = Message(kind=Kind.KILL, generation=generation, rank=rank)
+        self.orders.append(self.kill)
+        self._fails(now)
+        return True
 
     def ended(self, worker: int, generation: int, failure: PodFailure, now: float) -> None:
         """Nothing is left of a pod's ranks and of what they have started."""

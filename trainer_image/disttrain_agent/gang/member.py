@@ -33,6 +33,8 @@ class Member:
 
     def _begin(self) -> None:
         self.must_stop = False
+        self.kill: Message | None = None
+        """The order to kill ranks, since the gang hangs."""
         self._failed = self._ended = False
         self._failure: PodFailure | None = None
         self._alone_since: float | None = None
@@ -90,6 +92,8 @@ class Member:
         elif self._waits or message.generation >= self.generation:
             if message.kind is Kind.STOP:
                 self.must_stop = True
+            elif message.kind is Kind.KILL:
+                self.kill = message
             elif message.kind is Kind.LEAVES:
                 self._leave(Left(message.why, message.repeated))
 

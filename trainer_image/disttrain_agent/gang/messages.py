@@ -24,6 +24,7 @@ class Kind(StrEnum):
     STOP = "stop"
     START = "start"
     ALIVE = "alive"
+    KILL = "kill"
 
 
 class _Part(ApiModel):
@@ -63,6 +64,8 @@ class Message(_Part):
     replacement: Annotated[int, Field(ge=0, le=2**31)] = 0
     """With `joins` and `start`: which replacement of its worker's pod the sender's is; 0: none, it began with the
     attempt."""
+    rank: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    """With `kill`: the rank that is to be killed, since the gang hangs; None: all."""
     history: History | None = None
     """With `start`, and with `joins` as the pod was told at its last start."""
     failure: PodFailure | None = None

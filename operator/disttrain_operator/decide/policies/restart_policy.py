@@ -1,6 +1,7 @@
 """A member failed or vanished, or all hang: the gang is made again from the last checkpoint, or the job fails."""
 
 from disttrain_api.names import Reason
+from disttrain_api.status import Verdict
 from disttrain_operator.decide.attempt_history import (
     in_attempt,
     pending_verdict,
@@ -9,6 +10,7 @@ from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.decision import Transition
 from disttrain_operator.decide.failure_policy import MatchedAction
 from disttrain_operator.decide.hang import hang_of
+from disttrain_operator.decide.hang_in_place import in_place_first
 from disttrain_operator.decide.restart_limits import repeated
 from disttrain_operator.decide.restarts import restart_or_fail, state_of
 from disttrain_operator.decide.situation import Situation
@@ -32,7 +34,8 @@ def restart_policy(situation: Situation) -> Transition | None:
         return None if why is None else restart_or_fail(situation, verdict_of_start(why, *gave_up_first, policy))
     if found is None:
         hang = hang_of(situation.gang, situation.now)
-        return None if hang is None else restart_or_fail(situation, hang)
+        follows = None if hang is None else in_place_first(situation, hang)
+        return restart_or_fail(situation, follows) if isinstance(follows, Verdict) else follows
     if failures.settled_at is not None:
         message = "a pod failed; waiting for the exits of its peers, to name the first cause"
         return Transition(state_of(status), Reason.POD_FAILED, message, status, requeue_at=failures.settled_at)
