@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 
 from disttrain_api.base import ApiModel
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, RESTART_PATH, TOKEN_HEADER
-from disttrain_api.report import AgentStatus, Stacks
+from disttrain_api.report import AgentStatus, Figures, Stacks
 
 Schema = dict[str, Any]
 
@@ -84,6 +84,7 @@ class Operation:
 
 
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1}
+_RANK = _NUMBER | {"description": "A rank of this pod."}
 
 HEALTH = Operation("healthz", "GET", "/healthz", "Whether the agent runs.", Health, with_token=False)
 STATUS = Operation("status", "GET", "/v1/status", "The state of the pod's ranks.", AgentStatus)
@@ -95,9 +96,18 @@ LOGS = Operation(
     Log,
     (400, 404),
     {
-        "rank": _NUMBER | {"description": "A rank of this pod."},
+        "rank": _RANK,
         "tail": _NUMBER | {"description": f"Lines, {MAX_LOG_LINES} at most.", "default": DEFAULT_TAIL},
     },
+)
+METRICS = Operation(
+    "metrics",
+    "GET",
+    "/v1/metrics",
+    "The figures of the last step that a rank has logged.",
+    Figures,
+    (400, 404),
+    {"rank": _RANK},
 )
 STACKS = Operation(
     "stacks",
@@ -137,7 +147,7 @@ RESTART = Operation(
         },
     },
 )
-OPERATIONS = (HEALTH, STATUS, LOGS, STACKS, CHECKPOINT, RESTART)
+OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART)
 
 _OF_ALL, _WITH_TOKEN = (413,), (401, 405, 429)
 REFUSALS: Mapping[int, str] = {

@@ -30,6 +30,8 @@ MAX_WHOLE_STACKS_BYTES = 4 * 1024 * 1024
 """The largest answer that a person is shown of all threads of a pod."""
 MAX_AGENT_ANSWER_BYTES = 1024 * 1024
 """The largest answer that is read from an agent: 4 KiB for each of 256 ranks."""
+MAX_FIGURES_BYTES = 64 * 1024
+"""The largest file of a rank's figures that is read."""
 _MAX_UID = 128
 _MAX_METRIC_NAME = 128
 _MAX_LOG = _MAX_PATH = 4096
@@ -247,6 +249,8 @@ class AgentStatus(_Report):
     job_uid: Annotated[str, Field(max_length=_MAX_UID)]
     attempt: Annotated[int, Field(ge=0, le=2**31)]
     ranks: Annotated[list[RankStatus], Field(max_length=MAX_RANKS_PER_POD)] = []
+    generation: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """How often the ranks have started before in this attempt: more than 0 after restarts in place."""
     refused: Annotated[dict[str, int], Field(max_length=16)] = {}
     """Requests and connections that were refused, by the reason."""
     restarts_in_place: Annotated[RestartsInPlace | None, _OrNone] = None
@@ -262,6 +266,16 @@ def decode_agent_status(data: bytes) -> AgentStatus | None:
         return AgentStatus.model_validate_json(data)
     except ValueError:
         return None
+
+
+class Figures(_Report):
+    """Answer of an agent to `/v1/metrics`: the last logged figures of a rank, of which each rewrites a file."""
+
+    rank: _Rank
+    step: _Steps | None = None
+    """None: it has logged no step in this life, or is no rank of the trainer."""
+    figures: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
+    """By their names in metrics.jsonl, at most 64. One that is not finite is left out."""
 
 
 class Stacks(_Report):

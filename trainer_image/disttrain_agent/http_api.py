@@ -3,6 +3,7 @@
     GET /healthz                    without a token
     GET /v1/status                  AgentStatus
     GET /v1/logs?rank=R&tail=N      the last lines of a rank
+    GET /v1/metrics?rank=R          the last logged figures of a rank
     GET /v1/stacks?thread=T         the stacks of all ranks; T: main, or all
     POST /v1/checkpoint             ask the ranks for a checkpoint
     POST /v1/restart?attempt=…      restart the ranks of a gang that hangs
@@ -46,6 +47,7 @@ class Api:
         answers: Mapping[str, Callable[[web.BaseRequest], Awaitable[Any]]] = {
             agent_api.STATUS.path: self._status,
             agent_api.LOGS.path: self._logs,
+            agent_api.METRICS.path: self._metrics,
             agent_api.STACKS.path: self._stacks,
             agent_api.CHECKPOINT.path: self._checkpoint,
             agent_api.RESTART.path: self._restart,
@@ -89,8 +91,15 @@ class Api:
         rank = _number(request, "rank", None)
         lines = self._look.log(rank, min(_number(request, "tail", agent_api.DEFAULT_TAIL), agent_api.MAX_LOG_LINES))
         if lines is None:
-            raise RefusedError(404, f"no rank {rank} in this pod")
+            raise _no_such(rank)
         return {"rank": rank, "lines": lines}
+
+    async def _metrics(self, request: web.BaseRequest) -> Any:
+        rank = _number(request, "rank", None)
+        figures = self._look.figures(rank)
+        if figures is None:
+            raise _no_such(rank)
+        return figures.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     async def _stacks(self, request: web.BaseRequest) -> Any:
         thread = request.query.get("thread", agent_api.THREADS[0])
@@ -119,6 +128,10 @@ class RefusedError(Exception):
     def __init__(self, code: int, sentence: str, counted_as: str = "") -> None:
         super().__init__(sentence)
         self.code, self.counted_as = code, counted_as
+
+
+def _no_such(rank: int) -> RefusedError:
+    return RefusedError(404, f"no rank {rank} in this pod")
 
 
 def _json(code: int, answer: Any) -> web.Response:

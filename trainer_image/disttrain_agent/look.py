@@ -9,10 +9,10 @@ from typing import Protocol
 
 from disttrain_agent.checkpoint_request import request_checkpoint
 from disttrain_agent.environment import PodEnvironment, stacks_file
-from disttrain_agent.reports import Reports
+from disttrain_agent.reports import Reports, figures_of
 from disttrain_agent.step_clock import StepClock
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, RankStatus, RestartsInPlace, main_thread
+from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, Figures, RankStatus, RestartsInPlace, main_thread
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
@@ -70,18 +70,19 @@ class Look:
         restarts: Callable[[], RestartsInPlace | None] = lambda: None,
         awaited: Callable[[], Set[int]] = frozenset,
         steps: StepClock | None = None,
+        generation: Callable[[], int] = lambda: 0,
         *,
         asked: Ranks | None = None,
         send: Callable[[int, int], None] = os.kill,
         is_stopped: Callable[[int], bool] = _is_stopped,
         hangs: Callable[[int, int | None], bool | str] = lambda generation, rank: "its ranks do not restart in place",
     ) -> None:
-        """steps: of ranks that write the times of their steps; None: of a program that does not. asked: who is asked
-        for stacks; None: `processes`. send: sends a signal to a process. is_stopped: whether a signal has stopped a
-        process, by what the kernel says now. hangs: has a rank of a generation killed (None: all), so that all start
-        again; answers whether it does, or why it may not."""
+        """steps: of ranks that write the times of their steps; None: of a program that does not. generation: how often
+        the ranks have started before. asked: who is asked for stacks; None: `processes`. send: sends a signal to a
+        process. is_stopped: whether a signal has stopped a process, by what the kernel says now. hangs: has a rank of a
+        generation killed (None: all), so that all start again; answers whether it does, or why it may not."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
-        self._awaited, self._steps = awaited, steps
+        self._awaited, self._steps, self._generation = awaited, steps, generation
         self._asked = processes if asked is None else asked
         self._send, self._is_stopped = send, is_stopped
         self._hangs = hangs
@@ -94,6 +95,7 @@ class Look:
             job_uid=self._pod.job_uid,
             attempt=self._pod.attempt,
             ranks=ranks,
+            generation=self._generation(),
             refused=dict(refused),
             restarts_in_place=self._restarts(),
             awaited=sorted(self._awaited())[:MAX_AWAITED],
@@ -103,6 +105,10 @@ class Look:
         """Return the last lines that a rank printed; None where the pod has no such rank."""
         process = self._process(rank)
         return None if process is None else process.output.last(lines)
+
+    def figures(self, rank: int) -> Figures | None:
+        """Return the last logged figures of a rank; None where the pod has no such rank."""
+        return None if self._process(rank) is None else figures_of(self._pod.report_dir, rank)
 
     async def stacks(self, *, main: bool = False) -> dict[str, str]:
         """Return the stacks of each rank's threads, or why they cannot be had, by the rank. main: those of the main

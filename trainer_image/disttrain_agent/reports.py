@@ -13,8 +13,10 @@ from disttrain_agent.environment import meeting_file, stacks_file
 from disttrain_agent.own_ranks import process_file
 from disttrain_agent.step_clock import step_times_file
 from disttrain_api.report import (
+    MAX_FIGURES_BYTES,
     MAX_TERMINATION_MESSAGE_BYTES,
     CheckpointReport,
+    Figures,
     PodReport,
     RankFailure,
     RankReport,
@@ -77,7 +79,7 @@ class Reports:
         for rank in self._ranks:
             path = report_path(self._folder, rank)
             path.unlink(missing_ok=True)
-            for file in (stacks_file, step_times_file, process_file):
+            for file in (stacks_file, step_times_file, process_file, figures_file):
                 file(self._folder, rank).unlink(missing_ok=True)
             # A rank can fail on a disk that is full before its first report.
             _reserve(path, _REPORT_BYTES)
@@ -169,6 +171,20 @@ def _opener(path: str, flags: int) -> int:
 def report_path(folder: Path, rank: int) -> Path:
     """The file in which a rank keeps its report."""
     return folder / f"rank-{rank}.json"
+
+
+def figures_file(folder: Path, rank: int) -> Path:
+    """The file in which a rank keeps the figures of the last step that it has logged. folder: of the reports."""
+    return folder / f"rank-{rank}.figures"
+
+
+def figures_of(folder: Path, rank: int) -> Figures:
+    """Return what a rank has written there; nothing where it has written none, or something else."""
+    with suppress(OSError, ValueError), figures_file(folder, rank).open("rb") as file:
+        content = file.read(MAX_FIGURES_BYTES + 1)
+        if len(content) <= MAX_FIGURES_BYTES:
+            return Figures.model_validate_json(content).model_copy(update={"rank": rank})
+    return Figures(rank=rank)
 
 
 def _reserve(path: Path, size: int) -> None:

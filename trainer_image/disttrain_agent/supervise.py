@@ -92,6 +92,7 @@ class Supervisor:
                 lambda: self._restarts,
                 self._awaited,
                 steps,
+                lambda: 0 if self._gang is None else self._gang.generation,
                 asked=own,
                 hangs=self._hangs,
             )

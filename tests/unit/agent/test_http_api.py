@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -20,11 +21,13 @@ from disttrain.local.folder import RunFolder
 from disttrain.stacks.of_run import stacks_of_run
 from disttrain_agent.connection_limits import ConnectionLimiter
 from disttrain_agent.limits import Admission, Bucket, Limits
+from disttrain_agent.reports import figures_file
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_FILE, TOKEN_HEADER, Env
-from disttrain_api.report import STOPPED, AgentStatus, decode_agent_status, decode_stacks
+from disttrain_api.report import MAX_FIGURES_BYTES, STOPPED, AgentStatus, decode_agent_status, decode_stacks
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ask_directly
 from disttrain_operator.agent_http import NoAnswer
+from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from tests.described_answer import assert_described
 from tests.waiting import GENEROUS
@@ -100,7 +103,7 @@ def let_go(pod: Pod) -> None:
 
 def test_an_agent_says_where_its_ranks_are(asked: Pod) -> None:
     first = status_of(asked)
-    assert (first.job_uid, first.attempt) == ("uid-1", 3)
+    assert (first.job_uid, first.attempt, first.generation) == ("uid-1", 3, 0)
     (rank,) = first.ranks
     assert (rank.rank, rank.exit_code, rank.report.step, rank.report.phase) == (1, None, 1, "Training")
     assert rank.seconds_since_step is None
@@ -163,7 +166,7 @@ def test_an_agent_says_how_often_its_ranks_have_started_again_and_that_they_have
     pod.start("report(step=4, totalSteps=9, loss=0.5, phase='Training'); os.kill(os.getpid(), signal.SIGKILL)")
     pod.until(lambda: "restart 2 in place after 3600 s" in pod.log, "the second restart waits")
     status = status_of(pod)
-    assert (status.restarts_in_place.count, status.restarts_in_place.pause_seconds) == (2, 3600)
+    assert (status.generation, status.restarts_in_place.count, status.restarts_in_place.pause_seconds) == (1, 2, 3600)
     assert (status.restarts_in_place.failure.signal, status.restarts_in_place.failure.log_tail) == (9, None)
     (rank,) = status.ranks
     assert (rank.exit_code, rank.report, rank.seconds_since_step) == (-9, None, None)
@@ -178,6 +181,32 @@ def test_logs_are_the_last_lines_of_a_rank(asked: Pod) -> None:
     assert ask(asked, "/v1/logs?rank=7")[0] == 404
     for wrong in ("", "?rank=", "?rank=-1", "?rank=1e3", "?rank=" + "1" * 400, "?rank=1&tail=x"):
         assert ask(asked, f"/v1/logs{wrong}")[0] == 400, wrong
+    let_go(asked)
+
+
+def test_figures_are_those_that_a_rank_has_logged_last_whatever_it_writes(asked: Pod) -> None:
+    file = figures_file(asked.folder / "scratch" / REPORTS_FOLDER, 1)
+    none = (200, {"rank": 1, "figures": {}})
+    assert ask(asked, "/v1/metrics?rank=1") == none
+    reporter = Reporter(1, file.parent)
+    reporter.logged(7, {"grad_norm": 0.5, "lr": math.inf, "tps": math.nan})
+    logged = (200, {"rank": 1, "step": 7, "figures": {"grad_norm": 0.5}})
+    assert ask(asked, "/v1/metrics?rank=1") == logged
+    assert ask(asked, "/v1/metrics?rank=0")[0] == 404
+    for wrong in ("", "?rank=", "?rank=-1", "?rank=1e3", "?rank=" + "1" * 400):
+        assert ask(asked, f"/v1/metrics{wrong}")[0] == 400, wrong
+    many = {f"{number:03}": 1 for number in range(100)}
+    written = {"rank": 0, "step": 8, "figures": {"a" * 129: 1, "": 1, "text": "1", "true": True, "large": 1e309} | many}
+    file.write_text(json.dumps(written))
+    code, answer = ask(asked, "/v1/metrics?rank=1")
+    assert (code, answer["rank"], list(answer["figures"])) == (200, 1, sorted(many)[:64])
+    bad = ("", "{", "[]", '{"rank": 1, "step": -1}', "\0" * 9, json.dumps(written) + " " * MAX_FIGURES_BYTES)
+    for number, text in enumerate(bad):
+        file.write_text(text)
+        assert ask(asked, "/v1/metrics?rank=1") == none, number
+    file.unlink()
+    file.mkdir()
+    assert ask(asked, "/v1/metrics?rank=1") == none
     let_go(asked)
 
 
@@ -233,7 +262,7 @@ def test_the_operators_client_takes_what_an_agent_answers(asked: Pod) -> None:
 def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -> None:
     """Red where a begin of the token is enough, where another method than GET is answered, and where a body is read."""
     for token in (None, "", JOB_TOKEN, TOKEN + "x", TOKEN[:-1], "\xe9"):
-        for path in ("/v1/status", "/v1/logs?rank=1", "/v1/stacks", CHECKPOINT_PATH, "/v1/none"):
+        for path in ("/v1/status", "/v1/logs?rank=1", "/v1/metrics?rank=1", "/v1/stacks", CHECKPOINT_PATH, "/v1/none"):
             code, answer = ask(asked, path, token)
             assert (code, list(answer)) == (401, ["error"])
     assert ask(asked, "/healthz", None) == (200, {"ok": True})
@@ -241,7 +270,7 @@ def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -
     assert ask(asked, "/v1/status", method="DELETE")[0] == 405
     assert ask(asked, CHECKPOINT_PATH)[0] == 405, "asking for a checkpoint changes something"
     assert ask(asked, "/v1/status", data=b"{}")[0] == 413
-    assert status_of(asked).refused["token"] == 30
+    assert status_of(asked).refused["token"] == 36
     let_go(asked)
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from disttrain_api.report import RankError, RankPhase, RankReport, SlowRank
+from disttrain_agent.reports import figures_file
+from disttrain_api.report import Figures, RankError, RankPhase, RankReport, SlowRank
 from disttrain_trainer.metrics.flops import Work, utilisation
 from disttrain_trainer.metrics.results import Reduction, StepResult, not_finite
 from disttrain_trainer.metrics.samples_file import SAMPLES_FILE, make_room, sample_line
@@ -20,7 +21,7 @@ from disttrain_trainer.metrics.sinks.sink import Sink
 from disttrain_trainer.metrics.stragglers import Stragglers, say
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import NonFiniteLoss
-from disttrain_trainer.runtime.files import rewrite
+from disttrain_trainer.runtime.files import rewrite, write_atomically
 from disttrain_trainer.runtime.mesh import World
 
 METRICS_FILE = "metrics.jsonl"
@@ -47,6 +48,14 @@ class Reporter:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             rewrite(self._path, self.report.model_dump_json(by_alias=True))
+
+    def logged(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keep the figures of a logged step for who asks the agent. On a full disk they are those of a former step."""
+        if self._path is not None:
+            found = Figures(rank=self.report.rank, step=step, figures=figures)
+            with suppress(OSError):
+                file = figures_file(self._path.parent, found.rank)
+                write_atomically(file, found.model_dump_json(by_alias=True), lasting=False)
 
     @property
     def step(self) -> int | None:
@@ -169,6 +178,7 @@ class Metrics:
             remaining_seconds=max(0, self.last_step - step) * seconds / self.count,
             slow_rank=self._slow_rank(now - self.logged),
         )
+        self.reporter.logged(step, {name: value for name, value in values.items() if name != "step"})
         self.logged = now
         self.results.clear()
         if self.writes:

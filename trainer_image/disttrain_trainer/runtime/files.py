@@ -20,8 +20,10 @@ _SMALL = 2**16
 """Bytes up to which a file may be a hole."""
 
 
-def write_atomically(path: Path | ObjectPath, text: str) -> None:
+def write_atomically(path: Path | ObjectPath, text: str, *, lasting: bool = True) -> None:
     """Write to a temporary name beside `path`, then rename. An object is never half written.
+
+    lasting: whether a file must survive a power cut, which takes waiting for the disk.
 
     Others may write to the folder, too: nobody can foresee the name, and what has it nevertheless is not opened.
     """
@@ -34,7 +36,8 @@ def write_atomically(path: Path | ObjectPath, text: str) -> None:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
