@@ -2,6 +2,7 @@
 
 from collections import Counter
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -99,11 +100,8 @@ class Jobs(RuleBasedStateMachine):
         used = self.budget.used
         self.budget.see(self.operator.seen, before, after)
         if is_finished(job_facts(self.server.job)):
-            if (
-                after.attempts
-                and after.attempts[-1].verdict
-                and after.attempts[-1].verdict.reason == "RestartsExhausted"
-            ):
+            verdict = after.attempts[-1].verdict if after.attempts else None
+            if verdict is not None and verdict.reason == "RestartsExhausted":
                 assert used >= self._policy["maxRestarts"], "it had a restart left"
             return
         assert after.restarts_since_checkpoint == self.budget.used
@@ -265,8 +263,6 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(-30, 90))
     def time_passes_or_steps_back(self, seconds: int) -> None:
-        from datetime import timedelta
-
         self.server.now += timedelta(seconds=seconds)
 
     @rule(suspend=st.booleans())
