@@ -70,6 +70,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_(document_mask|packing)\.py.*((dp2|ring), compiled|pp3|zero bubble|of a|p2, windows|p2 x|cp4)": LONG,
     r"trainer/test_transformers_exports\.py": LONG,
     r"trainer/test_transformers_layouts\.py.*\[(.*, (mistral|smollm3)|pp2, [1A-Z])": LONG,
+    r"trainer/test_transformers_layouts\.py.*\[(cp4|\w+ (of|x) )": LONG,
     r"trainer/test_transformers_weights\.py.*(fsdp2-files|tp2-adapted|pp2-files)": LONG,
     r"trainer/test_transformers_experts\.py.*\[(dp2|fsdp2, |fsdp2 \+ ep2, [lq]|tp2, s|fsdp4|\w+ x|cp2 \+)": LONG,
     r"trainer/test_transformers_experts\.py.*\[pp2(\]|, I|, balanced\])": LONG,

@@ -215,16 +215,16 @@ def training(folder, model, **changes):
     return small(**common, model=model, data=data, optimizer=optimizer, **changes)
 
 
+def of_family(name, **config):
+    entrypoint = "tests.unit.trainer.transformers_code:double_transformers"
+    return {"entrypoint": entrypoint, "config": {"family": name, "vocab_size": 256, **config}}
+
+
 GPT = user("double_gpt", vocabularySize=256, sequenceLength=16, bias=False)
 TRAINED = {
     "gpt": GPT,
-    **{
-        name: {
-            "entrypoint": "tests.unit.trainer.transformers_code:double_transformers",
-            "config": {"family": name, "vocab_size": 256},
-        }
-        for name in ("llama", "qwen3", "qwen2, windows")
-    },
+    **{name: of_family(name) for name in ("llama", "qwen3", "qwen2, windows")},
+    "llama, as many keys": of_family("llama", num_key_value_heads=4),
 }
 LAYOUTS = {
     "dp2": (2, "gpt", {}, ACCUMULATE | {"dataWorkers": 1}),
@@ -243,6 +243,15 @@ LAYOUTS = {
     "cp2": (2, "gpt", {CONTEXT: 2}, {}),
     "cp2, ring": (2, "gpt", {CONTEXT: 2, **RING}, ACCUMULATE | SELECTIVE),
     "cp2, ring, compiled": (2, "gpt", {CONTEXT: 2, **RING}, {"compile": True}),
+    "cp4": (4, "llama, as many keys", {CONTEXT: 4}, {}),
+    "cp2 x fsdp2": (4, "llama, as many keys", {CONTEXT: 2, SHARD: 2}, {}),
+    "cp2 x tp2": (
+        4,
+        "llama, as many keys",
+        {CONTEXT: 2, TENSOR: 2, "sequenceParallel": True, "vocabularyParallel": True},
+        {},
+    ),
+    "pp2 x cp2": (4, "llama, as many keys", {PIPELINE: 2, CONTEXT: 2}, {}),
     "cp4, ring": (4, "gpt", {CONTEXT: 4, **RING}, FULL),
     "cp2 x fsdp2, ring, of a llama": (4, "llama", {CONTEXT: 2, SHARD: 2, **RING}, {}),
     "pp2 x cp2, ring": (

@@ -1,5 +1,7 @@
 """Models of transformers, composed of the library's layers, compute what the library's own do."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -121,7 +123,7 @@ class TestRefusals:
 )
 def test_a_layer_with_a_parameter_that_tables_do_not_have_is_refused(family, part, name, monkeypatch):
     """Red where a later version of the library would be cut, or its experts computed, without it."""
-    library = SUPPORTED[family].part(part)
+    library: Any = SUPPORTED[family].part(part)
 
     class Later(library):
         def __init__(self, *args, **options):
