@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from benchmarks import harness, ranks
 
 NO_GPU = 2
 WINDOWS = 5
+RUN_SECONDS = 120.0
+"""After which a run is ended: what hangs costs its own rows."""
 BATCHES = ((32, 1), (64, 1), (32, 8))
 """Samples of a micro batch, and micro batches of a step."""
 # Dense BF16, without sparsity, from the vendor's datasheets; by a part of the name that CUDA gives.
@@ -117,7 +120,7 @@ def job(shape: Shape, micro: int, passes: int, length: Length, float8: str | Non
 
 def ours(described: dict[str, Any], length: Length) -> Measured:
     """The trainer, as the agent starts it."""
-    lines = ranks.train(described, 1)
+    lines = ranks.train(described, 1, seconds=RUN_SECONDS)
     seconds = [line["time_metrics/end_to_end(s)"] for line in lines if line["step"] > length.warm]
     memory = next(value for key, value in lines[-1].items() if key.startswith("memory/"))
     return Measured(statistics.median(seconds), memory)
@@ -130,16 +133,23 @@ def plain(described: dict[str, Any], length: Length) -> Measured:
         folder = Path(name)
         file = folder / "job.json"
         file.write_text(json.dumps(described))
-        printed = ranks.run(folder, "benchmarks.gpu_plain_loop", 1, str(file), *numbers)
+        printed = ranks.run(folder, "benchmarks.gpu_plain_loop", 1, str(file), *numbers, seconds=RUN_SECONDS)
     *seconds, memory = map(float, printed.split())
     return Measured(statistics.median(seconds), memory)
+
+
+@cache
+def plain_of(shape: Shape, micro: int, passes: int) -> Measured:
+    """The plain loop, which runs once for all that is compared with it."""
+    length = Length.of(passes)
+    return plain(job(shape, micro, passes, length), length)
 
 
 def rows(shape: Shape, micro: int, passes: int, peak: float | None, float8: str | None = None) -> Iterator[harness.Row]:
     """Trainer and plain loop, which computes in BF16, in turn. peak: operations per second of the GPU."""
     length = Length.of(passes)
-    described = job(shape, micro, passes, length)
-    reference, found = plain(described, length), ours(job(shape, micro, passes, length, float8), length)
+    reference = plain_of(shape, micro, passes)
+    found = ours(job(shape, micro, passes, length, float8), length)
     name = f"micro batch {micro}" + (f", {passes} a step" if passes > 1 else "") + (f", FP8 {float8}" if float8 else "")
     speeds = [passes * micro * shape.tokens / run.seconds for run in (found, reference)]
     yield harness.Row(f"{name}: throughput", speeds[0], "tokens/s", speeds[1])
@@ -157,12 +167,20 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         sys.exit(NO_GPU)
     name = torch.cuda.get_device_name()
     print(f"gpu {name}")
-    for micro, passes in BATCHES[:1] if quick else BATCHES:
-        yield from rows(Shape(), micro, passes, peak_flops(name))
+    configurations: list[tuple[int, int, str | None]] = [(*batch, None) for batch in BATCHES[: 1 if quick else None]]
     if importlib.util.find_spec("torchao") is None:
         print("FP8 is not measured: torchao is not installed", file=sys.stderr)
     elif not quick:
-        yield from rows(Shape(), *BATCHES[0], peak_flops(name), "Rowwise")
+        configurations.append((*BATCHES[0], "Rowwise"))
+    failed = False
+    for micro, passes, float8 in configurations:
+        try:
+            yield from rows(Shape(), micro, passes, peak_flops(name), float8)
+        except ranks.RanksFailed as error:
+            failed = True
+            print(f"micro batch {micro}, {passes} a step, {float8 or 'BF16'}: {error}", file=sys.stderr)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -136,13 +136,21 @@ def line_of(test: Selected) -> str:
 
 
 def record_benchmark(folder: Path, scratch: Path, run: Run, seconds: float, *, quick: bool) -> int:
-    """Run gpu_gpt2.py and write its rows down; its exit code."""
+    """Run gpu_gpt2.py and write its rows down, as they come; its exit code."""
     file = scratch / "rows.json"
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "gpu_gpt2.py"), f"--json={file}"]
-    code = watched([*command, *(["--quick"] if quick else [])], dict(os.environ), seconds, lambda: None)
-    if file.exists():
-        write(folder, with_benchmark(read(folder), json.loads(file.read_text())["rows"], run))
-    return code
+    written = 0
+
+    def look() -> None:
+        nonlocal written
+        # What is half written is whole at the next look.
+        with suppress(FileNotFoundError, ValueError):
+            rows = json.loads(file.read_text())["rows"]
+            if len(rows) > written:
+                written = len(rows)
+                write(folder, with_benchmark(read(folder), rows, run))
+
+    return watched([*command, *(["--quick"] if quick else [])], dict(os.environ), seconds, look)
 
 
 def watched(command: list[str], environment: dict[str, str], seconds: float, look: Callable[[], None]) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ HERE = Path(__file__).parent
 WHY_NOT = "torch.cuda.is_available() is false: no GPU here, or a torch without CUDA"
 GPU_ONLY = "this is about a GPU, and DISTTRAIN_GPU_TESTS_DEVICE is cpu"
 Key = tuple[str, str]
+BEGUN = pytest.StashKey[dict[Key, "Future[Any]"]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,28 +44,72 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _write({"test": _name(item.nodeid), "paths": _paths(item)})
 
 
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run tests in the order in which their worlds end: what is known is written while another world stands still."""
+    if session.config.option.collectonly or session.testsfailed or hasattr(session.config, "workerinput"):
+        return None
+    if not session.items or any(HERE not in item.path.parents for item in session.items):
+        return None
+    left = list(session.items)
+    with TemporaryDirectory() as folder, _worlds(left, Path(folder)) as session.stash[BEGUN]:
+        while left:
+            item = first_known(left, session.stash[BEGUN])
+            left.remove(item)
+            # Which test comes next is not known yet: all is left behind but what is the session's.
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=session if left else None)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+    return True
+
+
+def first_known(items: Sequence[pytest.Item], worlds: Mapping[Key, Future[Any]]) -> pytest.Item:
+    """Return the first test whose world has ended, or that has none, once there is one."""
+    keys = {item: _key(item) for item in items}
+    waiting = {item: worlds[key] for item, key in keys.items() if key in worlds}
+    if len(waiting) == len(items):
+        wait(waiting.values(), return_when=FIRST_COMPLETED)
+    return next(item for item in items if item not in waiting or waiting[item].done())
+
+
+@contextmanager
+def _worlds(items: Iterable[pytest.Item], folder: Path) -> Iterator[dict[Key, Future[Any]]]:
+    """The worlds of the tests that will run."""
+    wanted = [key for item in items if not _is_skipped(item) and (key := _key(item)) is not None]
+    keys = sorted(dict.fromkeys(wanted), key=lambda key: key not in FIRST)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {key: pool.submit(STARTS[key], _made(folder / str(number))) for number, key in enumerate(keys)}
+        pool.shutdown(cancel_futures=True)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Key, Future[Any]]]:
     """The worlds of all tests that will run."""
-    items = [item for item in request.session.items if item.get_closest_marker("gpu_world")]
-    wanted = [_key(item) for item in items if not _is_skipped(item)]
-    keys = sorted(dict.fromkeys(wanted), key=lambda key: key not in FIRST)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {key: pool.submit(STARTS[key], tmp_path_factory.mktemp("worlds")) for key in keys}
-        pool.shutdown(cancel_futures=True)
+    if BEGUN in request.session.stash:
+        yield request.session.stash[BEGUN]
+        return
+    with _worlds(request.session.items, tmp_path_factory.mktemp("worlds")) as worlds:
+        yield worlds
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, begun: dict[Key, Future[Any]]) -> Any:
     """What the worlds of the test's `gpu_world` have computed; fails as they did."""
-    return begun[_key(request.node)].result()
+    key = _key(request.node)
+    assert key is not None, f"{request.node.nodeid} has no gpu_world"
+    return begun[key].result()
 
 
-def _key(item: pytest.Item) -> Key:
+def _key(item: pytest.Item) -> Key | None:
+    """None for a test without `gpu_world`."""
     mark = item.get_closest_marker("gpu_world")
-    assert isinstance(item, pytest.Function)
-    assert mark is not None, f"{item.nodeid} has no gpu_world"
-    return item.module.__name__, mark.args[0]
+    return (item.module.__name__, mark.args[0]) if mark is not None and isinstance(item, pytest.Function) else None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

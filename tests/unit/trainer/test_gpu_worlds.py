@@ -1,7 +1,10 @@
 """Worlds of tests/gpu: a case that breaks its world costs itself alone."""
 
+from concurrent.futures import Future
+
 import pytest
 
+from tests.gpu import conftest
 from tests.gpu.worlds import run_each
 
 CASES = {name: [] for name in ("first", "second", "third", "fourth")}
@@ -48,3 +51,22 @@ def test_a_world_that_breaks_has_failed_in_one_case_and_the_rest_goes_on_in_anot
     assert [results[name]["name"] for name in ("first", "third", "fourth")] == ["first", "third", "fourth"]
     with pytest.raises(pytest.fail.Exception, match=message):
         results["second"]
+
+
+class Item:
+    """A test and its world."""
+
+    def __init__(self, key):
+        self.key = key
+
+
+def test_the_first_test_is_one_whose_world_has_ended(monkeypatch):
+    monkeypatch.setattr(conftest, "_key", lambda item: item.key)
+    stands, ends = Future(), Future()
+    worlds = {"stands": stands, "ends": ends}
+    waiting, second, third, alone = Item("stands"), Item("ends"), Item("ends"), Item(None)
+    assert conftest.first_known([waiting, alone], worlds) is alone
+    ends.set_result("all well")
+    assert conftest.first_known([waiting, second, third], worlds) is second
+    stands.set_exception(RuntimeError("it stood still"))
+    assert conftest.first_known([waiting], worlds) is waiting
