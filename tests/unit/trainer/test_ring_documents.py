@@ -94,7 +94,8 @@ def on_a_ring(degree, tensors, gradient, starts):
 
     def part(index):
         documents = Documents(Neighbour(index, boxes))
-        documents.use(starts)
+        # What lies on "meta" has no values that could be looked at: those of a GPU would be waited for.
+        documents.use(starts.to("meta"), starts)
         own = positions(index, degree, starts.shape[1] // degree, CPU)
         leaves = [one[:, :, own].requires_grad_() for one in tensors]
         found = documents.causal_attention(*leaves)

@@ -80,6 +80,8 @@ class Microbatch:
     """What counts in the mean loss: samples or tokens."""
     samples: int
     """Samples that are not padding."""
+    host_starts: Tensor | None = None
+    """`starts` in the host's memory, where the batch has left it."""
 
     @property
     def inputs(self) -> Tensor:
@@ -156,7 +158,7 @@ def _reads_together(kind: type) -> bool:
 def on_device(microbatch: Microbatch, device: torch.device) -> Microbatch:
     """Return the microbatch with every tensor on the device; a GPU fetches them when it comes to it."""
     batch, weights = moved(microbatch.batch, device), _moved(microbatch.weights, device)
-    return dataclasses.replace(microbatch, batch=batch, weights=weights)
+    return dataclasses.replace(microbatch, batch=batch, weights=weights, host_starts=microbatch.starts)
 
 
 def _without_padding(slots: Slots) -> Slots:

@@ -196,7 +196,7 @@ class Supervised:
 
     def _begin(self, microbatch: Microbatch) -> None:
         if self._documents is not None:
-            self._documents.use(microbatch.starts)
+            self._documents.use(microbatch.starts, microbatch.host_starts)
 
     def has_figure(self, name: str, data: Datasets) -> bool | None:
         if name in (f"{task.name}/{figure}" for task in data.choices for figure in FIGURES):

@@ -28,13 +28,16 @@ class Documents(ContextPart):
         self._part = part
         self.degree = 1 if part is None else part.degree
         self._starts: Tensor | None = None
+        self._host_starts: Tensor | None = None
         self._lengths: list[int] = []
         self._steps: list[list[Look]] = []
 
-    def use(self, starts: Tensor | None) -> None:
+    def use(self, starts: Tensor | None, host_starts: Tensor | None = None) -> None:
         """Compute a microbatch from now on, forward or backward. starts: [B, T] of whole sequences, where the document
-        of each token begins; None: each sequence is one."""
+        of each token begins; None: each sequence is one. host_starts: the same in the host's memory, where it is there,
+        so that nothing waits for a GPU."""
         self._starts, self._lengths, self._steps = starts, [], []
+        self._host_starts = starts if host_starts is None else host_starts
 
     def stay_out_of_graphs(self, device: torch.device) -> None:
         """Have compiled layers on the device call as it is what looks at the lengths of documents, or sends."""
@@ -65,9 +68,9 @@ class Documents(ContextPart):
     def _on_a_ring(
         self, ring: Ring, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None
     ) -> Tensor:
-        if self._starts is None or isinstance(query, FakeTensor):
+        if self._host_starts is None or isinstance(query, FakeTensor):
             return ring.causal_attention(query, key, value, dropout, scale)
-        self._steps = self._steps or ring.steps_of_documents(self._starts)
+        self._steps = self._steps or ring.steps_of_documents(self._host_starts)
         return ring.causal_steps(query, key, value, self._steps, dropout, scale)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None) -> Tensor:
@@ -100,8 +103,9 @@ class Documents(ContextPart):
 
     def _lengths_of_documents(self) -> list[int]:
         """Those of all sequences, in order; none where each sequence is one."""
-        if self._starts is not None and not self._lengths:
-            places = torch.arange(self._starts.shape[1], device=self._starts.device)
-            first = (self._starts == places).flatten().nonzero().flatten()
-            self._lengths = first.diff(append=first.new_tensor([self._starts.numel()])).tolist()
+        starts = self._host_starts
+        if starts is not None and not self._lengths:
+            places = torch.arange(starts.shape[1], device=starts.device)
+            first = (starts == places).flatten().nonzero().flatten()
+            self._lengths = first.diff(append=first.new_tensor([starts.numel()])).tolist()
         return self._lengths

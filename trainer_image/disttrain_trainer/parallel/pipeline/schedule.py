@@ -102,7 +102,8 @@ class RankStage(PipelineStage):
 
     def _use_documents(self, number: int) -> None:
         if self.documents is not None:
-            self.documents.use(self.microbatch_of(number).starts)
+            microbatch = self.microbatch_of(number)
+            self.documents.use(microbatch.starts, microbatch.host_starts)
 
 
 def build_schedule(
