@@ -1,11 +1,20 @@
 """Small corpora for tests."""
 
+import contextlib
+import hashlib
 import json
+import os
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
+from disttrain_trainer.data.corpora.corpus import open_corpus
+from disttrain_trainer.data.corpora.files import NumberFiles
+from disttrain_trainer.data.corpora.spans import split
+from disttrain_trainer.data.corpora.stream import TokenStream
 
 TEXT = "the quick brown fox jumps over a lazy dog and naïve 犬 runs home"
 WORDS = TEXT.split()
@@ -54,3 +63,24 @@ def prepared(folder: Path, text: bytes | None = None, **settings: object) -> Pat
     output = folder / "corpus"
     prepare(Settings(**{"sources": (source,), "tokenizer": "bytes", "output": output, **settings}))  # type: ignore[arg-type]
     return output
+
+
+def tokens_of(folder: Path) -> list[int]:
+    """Return all tokens of a corpus in order."""
+    corpus, files = open_corpus(folder), NumberFiles()
+    stream = TokenStream(split(corpus.shards, 0.0, files)[0], corpus.vocabulary, files)
+    return stream.read(0, len(stream)).tolist()
+
+
+def content_of(folder: Path) -> dict[str, str]:
+    """Return the digest of each file."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def session_lives(session: int) -> bool:
+    """Return whether a process of this session runs."""
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False

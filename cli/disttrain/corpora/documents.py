@@ -6,11 +6,13 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from disttrain.corpora.sources import Format, Piece
+from disttrain.corpora.sources import Format, Piece, Source
 from disttrain.corpora.tables import texts
 from disttrain_trainer.data.corpora.manifest import CorpusError
 
@@ -34,48 +36,89 @@ def blocks_of(piece: Piece, field: str, utf8: bool) -> Iterator[Block]:
     Raises CorpusError naming the file and the line.
     """
     path = piece.source.path
+    _require_unchanged(piece)
     if piece.source.format is Format.TABLE:
         yield from (Block(text.encode(), last=True) for text in texts(path, range(piece.start, piece.stop or 0), field))
         return
+    with reading(piece.source), _open(piece) as file:
+        yield from _text(piece, file, utf8) if piece.source.format is Format.TEXT else _lines(piece, file, field)
+
+
+@contextmanager
+def reading(source: Source) -> Iterator[None]:
+    """Errors of a file that is read become sentences that name it."""
     try:
-        with _open(piece) as file:
-            yield from _text(path, file, utf8) if piece.source.format is Format.TEXT else _lines(piece, file, field)
+        yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorpusError(f"{path} is no whole gzip file: {error}") from error
+        raise CorpusError(f"{source.path} is no whole gzip file: {error}") from error
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise CorpusError(f"{source.path} cannot be read: {error.strerror or error}") from error
 
 
-def _open(piece: Piece) -> IO[bytes]:
-    path = piece.source.path
-    return gzip.open(path, "rb") if piece.source.packed else path.open("rb")
-
-
-def _text(path: Path, file: IO[bytes], utf8: bool) -> Iterator[Block]:
-    block, line = _block(path, file, utf8), 1
-    while block:
-        following = _block(path, file, utf8)
-        if utf8:
-            _require_text(path, line, block)
-        yield Block(block, last=not following)
-        line += block.count(b"\n")
-        block = following
-
-
-def _block(path: Path, file: IO[bytes], utf8: bool) -> bytes:
+def block_of(path: Path, file: IO[bytes], utf8: bool) -> bytes:
+    """Return the text from where a file stands to the end of its block; nothing at the end of the file."""
     block = file.read(BLOCK_BYTES)
     if not utf8 or len(block) < BLOCK_BYTES or block.endswith(b"\n"):
         return block
+    return block + _rest_of_line(path, file)
+
+
+def end_of_block(path: Path, file: IO[bytes], start: int, utf8: bool) -> int:
+    """Return where the block of text ends that begins at byte `start`, reading no more than its last line.
+
+    It is behind the file's last byte where the file ends within it.
+    """
+    end = start + BLOCK_BYTES
+    if not utf8:
+        return end
+    file.seek(end - 1)
+    return end if file.read(1) in (b"\n", b"") else end + len(_rest_of_line(path, file))
+
+
+def _rest_of_line(path: Path, file: IO[bytes]) -> bytes:
     # Whole lines, so that no character is cut and hardly a word.
     rest = file.readline(MAX_LINE_BYTES)
     if len(rest) == MAX_LINE_BYTES:
         raise CorpusError(f"{path}: a line has more than {MAX_LINE_BYTES} bytes; break it")
-    return block + rest
+    return rest
+
+
+def _require_unchanged(piece: Piece) -> None:
+    source = piece.source
+    with reading(source):
+        now = source.path.stat()
+    if (now.st_size, now.st_mtime_ns) != (source.size, source.modified):
+        raise CorpusError(f"{source.path} has changed since it was first looked at: prepare when nothing writes to it")
+
+
+def _open(piece: Piece) -> IO[bytes]:
+    """Return a file that stands where the piece begins."""
+    if piece.content is not None:
+        return BytesIO(piece.content)
+    file = _open_whole(piece.source)
+    file.seek(piece.start)
+    return file
+
+
+def _open_whole(source: Source) -> IO[bytes]:
+    return gzip.open(source.path, "rb") if source.packed else source.path.open("rb")
+
+
+def _text(piece: Piece, file: IO[bytes], utf8: bool) -> Iterator[Block]:
+    path, at = piece.source.path, piece.start
+    block = block_of(path, file, utf8)
+    while block:
+        stop = at + len(block)
+        following = block_of(path, file, utf8) if piece.stop is None or stop < piece.stop else b""
+        if utf8:
+            _require_text(piece, at, block)
+        yield Block(block, last=piece.stop is None and not following)
+        at, block = stop, following
 
 
 def _lines(piece: Piece, file: IO[bytes], field: str) -> Iterator[Block]:
     path, at = piece.source.path, piece.start
-    if at > 0:
+    if at > 0 and piece.content is None:
         # The line in which the piece begins belongs to the piece before, unless it begins here.
         file.seek(at - 1)
         at += len(_line(path, file, at)) - 1
@@ -113,21 +156,19 @@ def _text_of(piece: Piece, at: int, line: bytes, field: str) -> bytes:
 
 def _place(piece: Piece, at: int) -> str:
     """Return file and line; counts the lines before, which is done for an error alone."""
-    path = piece.source.path
     left, lines = at, 1
-    with _open(piece) as file:
+    with reading(piece.source), _open_whole(piece.source) as file:
         while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
             lines += block.count(b"\n")
             left -= len(block)
-    return f"{path}: line {lines}"
+    return f"{piece.source.path}: line {lines}"
 
 
-def _require_text(path: Path, line: int, block: bytes) -> None:
+def _require_text(piece: Piece, at: int, block: bytes) -> None:
     try:
         block.decode()
     except UnicodeDecodeError as error:
-        line += block[: error.start].count(b"\n")
         raise CorpusError(
-            f"{path}: line {line} is no UTF-8 text (byte {block[error.start]:#04x}); convert the file, or leave it out "
-            "with --pattern"
+            f"{_place(piece, at + error.start)} is no UTF-8 text (byte {block[error.start]:#04x}); convert the file, "
+            "or leave it out with --pattern"
         ) from error

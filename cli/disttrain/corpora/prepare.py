@@ -1,8 +1,8 @@
 """From source files to a corpus that is there as a whole or not at all.
 
-In `OUTPUT.partial` lie the plan, a record of each finished shard, and the folder that a rename makes the corpus. What
-was killed goes on from the records: which part of the sources a shard holds depends on the sources and settings alone
-(sources.py), so any process writes the same bytes, at any time.
+In `OUTPUT.partial` lie the plan, a record of each finished shard, the segments of others, and the folder that a rename
+makes the corpus. What was killed goes on from these: which part of the sources a shard and a segment hold depends on
+the sources and settings alone (sources.py, segments.py), so any process writes the same bytes, at any time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from disttrain.corpora.documents import blocks_of
-from disttrain.corpora.encoders import Encoder, build_encoder, describe_tokenizer, kind_of, read_tokenizer
-from disttrain.corpora.pool import run_jobs
+from disttrain.corpora.encoders import build_encoder, describe_tokenizer, kind_of, read_tokenizer
+from disttrain.corpora.run import Progress, Run, Task
 from disttrain.corpora.settings import Settings
-from disttrain.corpora.shard import Record, read_record, write_file, write_shard
-from disttrain.corpora.sources import Piece, Source, cut_into_parts, find_sources
+from disttrain.corpora.shard import Record, write_file
+from disttrain.corpora.sources import Source, cut_into_parts, find_sources
 from disttrain_trainer.data.corpora.manifest import (
     FORMAT,
     MANIFEST_FILE,
@@ -39,18 +37,6 @@ from disttrain_trainer.data.corpora.manifest import (
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PLAN_BYTES = 2**16
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a preparation is."""
-
-    source_bytes: int
-    """Bytes of the source files whose shards are finished."""
-    total_bytes: int
-    tokens: int
-    shards: int
-    total_shards: int
 
 
 @dataclass(frozen=True)
@@ -69,30 +55,14 @@ class Work:
         """Held by the process that prepares."""
         return self.partial / "lock"
 
+    def segments(self, segment_bytes: int) -> Path:
+        """Folder of segments of this size: others end elsewhere."""
+        return self.partial / f"segments-{segment_bytes}"
+
     @property
     def corpus(self) -> Path:
         """The folder that a rename makes the corpus."""
         return self.partial / "corpus"
-
-    def record(self, number: int) -> Path:
-        """The record of a finished shard."""
-        return self.partial / f"shard-{number:06}.json"
-
-    def shard(self, number: int) -> tuple[Path, Path]:
-        """Its tokens and its documents' offsets."""
-        tokens, offsets = shard_files(number)
-        return self.corpus / tokens, self.corpus / offsets
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A shard to be written, by whatever process."""
-
-    number: int
-    pieces: tuple[Piece, ...]
-    work: Work
-    tokenizer: Tokenizer
-    field: str
 
 
 def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda _: None) -> CorpusManifest:
@@ -104,14 +74,19 @@ def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda
     if os.path.lexists(settings.output):
         raise CorpusError(f"{settings.output} exists: name another folder, or remove it")
     content = read_tokenizer(settings)
-    tokenizer = describe_tokenizer(settings, build_encoder(settings.tokenizer, kind_of(settings), content), content)
+    encoder = build_encoder(settings.tokenizer, kind_of(settings), content)
+    tokenizer = describe_tokenizer(settings, encoder, content)
     sources = find_sources(settings)
     parts = cut_into_parts(sources, settings.part_bytes)
     work = Work(settings.partial)
     with _sentences(settings), _owned(work):
         _begin(work, settings, sources, tokenizer, content)
-        jobs = [_Job(at, part, work, tokenizer, settings.field) for at, part in enumerate(parts)]
-        records = _write_shards(jobs, settings.workers, on_progress)
+        segments = work.segments(settings.segment_bytes)
+        segments.mkdir(exist_ok=True)
+        task = Task(
+            work.corpus, work.partial, segments, tokenizer, settings.field, settings.segment_bytes, encoder.utf8
+        )
+        records = Run(parts, task).write(settings.workers, on_progress)
         manifest = _manifest(sources, tokenizer, records)
         _commit(work, settings.output, manifest)
     return manifest
@@ -136,42 +111,6 @@ def _begin(
     if content is not None:
         write_file(work.corpus / TOKENIZER_FILE, content)
     write_file(work.plan, own)
-
-
-def _write_shards(jobs: Sequence[_Job], workers: int, on_progress: Callable[[Progress], None]) -> list[Record]:
-    """Return the records of all shards in order; shards that are there already are kept."""
-    sizes = [sum(piece.size for piece in job.pieces) for job in jobs]
-    found = {job.number: record for job in jobs if (record := _finished(job)) is not None}
-
-    def report() -> None:
-        tokens = sum(record.tokens for record in found.values())
-        on_progress(Progress(sum(sizes[at] for at in found), sum(sizes), tokens, len(found), len(jobs)))
-
-    report()
-    left = [job for job in jobs if job.number not in found]
-    for job, record in run_jobs(_write, left, workers):
-        found[job.number] = record
-        report()
-    return [found[job.number] for job in jobs]
-
-
-def _finished(job: _Job) -> Record | None:
-    token_type = TokenType.holding(job.tokenizer.vocabulary)
-    return read_record(job.work.record(job.number), job.work.shard(job.number), token_type)
-
-
-def _write(job: _Job) -> Record:
-    """Write one shard. Raises CorpusError, OSError."""
-    encoder = _encoder(job.work.corpus / TOKENIZER_FILE, job.tokenizer.kind, job.tokenizer.sha256)
-    blocks = (block for piece in job.pieces for block in blocks_of(piece, job.field, encoder.utf8))
-    record, shard = job.work.record(job.number), job.work.shard(job.number)
-    return write_shard(record, shard, blocks, encoder, job.tokenizer.end_of_document)
-
-
-@lru_cache(maxsize=1)
-def _encoder(path: Path, kind: str, sha256: str | None) -> Encoder:
-    """Return the encoder of a tokenizer's copy with this digest, which is built once per process."""
-    return build_encoder(str(path), kind, None if sha256 is None else path.read_bytes())
 
 
 def _manifest(sources: Sequence[Source], tokenizer: Tokenizer, records: Sequence[Record]) -> CorpusManifest:
@@ -223,7 +162,7 @@ def _sentences(settings: Settings) -> Iterator[None]:
         if error.errno in _NO_ROOM:
             raise CorpusError(
                 f"no room in {settings.output.absolute().parent} for the corpus: free some and run the same command"
-                f" again; finished shards stay in {settings.partial}"
+                f" again; what is finished stays in {settings.partial}"
             ) from error
         place = error.filename or settings.partial
         raise CorpusError(f"{place} cannot be written: {error.strerror or error}") from error

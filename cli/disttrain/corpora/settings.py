@@ -6,11 +6,12 @@ from pathlib import Path
 from disttrain_trainer.data.corpora.manifest import BYTES
 
 DEFAULT_PART_BYTES = 2**28
+SEGMENT_BYTES = 2**24
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A preparation. What it writes depends on all of it but `workers`."""
+    """A preparation. What it writes depends on all of it but `workers` and `segment_bytes`."""
 
     sources: tuple[Path, ...]
     """Files, and folders whose files are read recursively."""
@@ -27,6 +28,8 @@ class Settings:
     """Source bytes of a shard, about."""
     workers: int = 1
     """Processes."""
+    segment_bytes: int = SEGMENT_BYTES
+    """Source bytes that a process turns into tokens at a time, about: what a kill can lose."""
 
     @property
     def partial(self) -> Path:

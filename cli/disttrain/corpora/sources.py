@@ -62,6 +62,8 @@ class Piece:
     """Bytes, about."""
     start: int = 0
     stop: int | None = None
+    content: bytes | None = None
+    """These bytes, where they are of a gzip file that somebody else decompresses. They begin with a line."""
 
 
 def find_sources(settings: Settings) -> list[Source]:

@@ -1,8 +1,6 @@
 """`disttrain data`: the same corpus by however many processes and after whatever kill, and sentences for bad input."""
 
-import contextlib
 import gzip
-import hashlib
 import json
 import os
 import signal
@@ -11,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from disttrain.corpora.documents import BLOCK_BYTES
@@ -20,24 +17,18 @@ from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 from disttrain.main import main
 from disttrain.output import Outlet
-from disttrain_trainer.data.corpora.corpus import open_corpus
-from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusError
-from disttrain_trainer.data.corpora.spans import split
-from disttrain_trainer.data.corpora.stream import TokenStream
-from tests.corpora import prepared, sentences, trained_tokenizer, write_sources
+from tests.corpora import (
+    content_of,
+    prepared,
+    sentences,
+    session_lives,
+    tokens_of,
+    trained_tokenizer,
+    write_sources,
+)
 from tests.small_disk import small_disk
 from tests.waiting import until
-
-
-def tokens_of(folder: Path) -> list[int]:
-    corpus, files = open_corpus(folder), NumberFiles()
-    stream = TokenStream(split(corpus.shards, 0.0, files)[0], corpus.vocabulary, files)
-    return stream.read(0, len(stream)).tolist()
-
-
-def content_of(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -140,14 +131,6 @@ if __name__ == "__main__":
     sources, output, workers = sys.argv[1:]
     prepare(Settings((Path(sources),), "bytes", Path(output), part_bytes=4_000, workers=int(workers)), progress)
 """
-
-
-def session_lives(session: int) -> bool:
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
-                return True
-    return False
 
 
 BAD = {
