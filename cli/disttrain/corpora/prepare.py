@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from disttrain.corpora.binaries import require_text
 from disttrain.corpora.encoders import build_encoder, describe_tokenizer, kind_of, read_tokenizer
 from disttrain.corpora.run import Progress, Run, Task
 from disttrain.corpora.settings import Settings
@@ -77,6 +78,8 @@ def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda
     encoder = build_encoder(settings.tokenizer, kind_of(settings), content)
     tokenizer = describe_tokenizer(settings, encoder, content)
     sources = find_sources(settings)
+    for source in sources:
+        require_text(source)
     parts = cut_into_parts(sources, settings.part_bytes)
     work = Work(settings.partial)
     with _sentences(settings), _owned(work):

@@ -1,11 +1,16 @@
 """`disttrain data`: the same corpus by however many processes and after whatever kill, and sentences for bad input."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +160,62 @@ def test_bad_input_is_one_sentence_with_file_and_line(case, tmp_path, tokenizer,
     assert main([*arguments, "--workers", "1"]) == 1
     assert sentence in capfd.readouterr().err.splitlines()[-1]
     assert not output.exists()
+
+
+def tar() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"))
+    return file.getvalue()
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.txt", "text")
+    return file.getvalue()
+
+
+def of_numpy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(3))
+    return file.getvalue()
+
+
+def arrow(stream: bool) -> bytes:
+    import pyarrow
+
+    table = pyarrow.table({"text": ["a"]})
+    file = io.BytesIO()
+    with (pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file)(file, table.schema) as writer:
+        writer.write_table(table)
+    return file.getvalue()
+
+
+NO_TEXT = {
+    "a.jsonl.zst": (lambda: b"\x28\xb5\x2f\xfd\x04\x58", "is of the kind Zstandard; decompress it"),
+    "a.txt.bz2": (lambda: bz2.compress(b"text"), "is of the kind bzip2; decompress it"),
+    "empty.bz2": (lambda: bz2.compress(b""), "is of the kind bzip2; decompress it"),
+    "a.txt.xz": (lambda: lzma.compress(b"text"), "is of the kind xz; decompress it"),
+    "a.zip": (zipped, "is of the kind zip; extract its files"),
+    "a.tar": (tar, "is of the kind tar; extract its files"),
+    "a.tar.gz": (lambda: gzip.compress(tar()), "is of the kind tar inside of gzip; extract its files"),
+    "a.txt": (lambda: gzip.compress(b"text"), "is of the kind gzip; call it NAME.gz"),
+    "a.arrow": (lambda: arrow(stream=False), "is of the kind Arrow; write its table as NAME.parquet"),
+    "b.arrow": (lambda: arrow(stream=True), "is of the kind Arrow; write its table as NAME.parquet"),
+    "a.npy": (of_numpy, "is of the kind NumPy; it holds numbers and no text"),
+    "a.bin": (lambda: np.arange(9, dtype="<u2").tobytes(), "is no text by its name"),
+    "a.jsonl": (zipped, "is of the kind zip; extract its files"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_what_is_no_text_is_refused_by_what_it_is(name: str, tmp_path: Path) -> None:
+    content, sentence = NO_TEXT[name]
+    (tmp_path / name).write_bytes(content())
+    with pytest.raises(CorpusError, match=sentence):
+        prepare(Settings((tmp_path / name,), "bytes", tmp_path / "corpus"))
+    assert not (tmp_path / "corpus.partial").exists()
 
 
 def test_the_line_is_right_in_the_midst_of_a_file_that_is_cut(tmp_path: Path) -> None:
