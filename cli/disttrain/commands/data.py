@@ -35,6 +35,14 @@ def prepare(
         str | None,
         typer.Option("--end-of-document", metavar="TOKEN", help="token after each document, as text or number"),
     ] = None,
+    special_tokens: Annotated[
+        str,
+        typer.Option(
+            "--special-tokens",
+            metavar="refuse|encode|text",
+            help="text that spells a special token: an error, the token, or text",
+        ),
+    ] = "refuse",
     shard_size: Annotated[
         int, typer.Option("--shard-size", metavar="MIB", min=1, max=_MOST, help="source text per shard")
     ] = 256,
@@ -44,9 +52,11 @@ def prepare(
     ] = None,
 ) -> int:
     """Tokenize text, JSON Lines and Parquet into a corpus. The same command resumes an interrupted run."""
-    from disttrain.corpora.settings import Settings
+    from disttrain.corpora.settings import Settings, SpecialTokens
     from disttrain.data import prepare_corpus
 
+    if special_tokens not in list(SpecialTokens):
+        raise typer.BadParameter(f"--special-tokens is '{special_tokens:.60}', expected {', '.join(SpecialTokens)}")
     return prepare_corpus(
         Settings(
             sources=tuple(sources),
@@ -55,6 +65,7 @@ def prepare(
             pattern=pattern,
             field=field,
             end_of_document=end_of_document,
+            special_tokens=SpecialTokens(special_tokens),
             part_bytes=shard_size * 2**20,
             workers=len(os.sched_getaffinity(0)) if workers is None else workers,
         )

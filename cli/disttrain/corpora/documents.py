@@ -28,6 +28,19 @@ class Block:
 
     text: bytes
     last: bool
+    piece: Piece | None = None
+    at: int = 0
+    """Where in the piece's file it begins; in a table the number of its row, from 1."""
+
+    def place(self, part: bytes) -> str:
+        """Return the file and the line, or row, in which `part` of the text is."""
+        if self.piece is None:
+            return "text"
+        source = self.piece.source
+        if source.format is Format.TABLE:
+            return f"{source.path}: row {self.at}"
+        behind = max(0, self.text.find(part)) if source.format is Format.TEXT else 0
+        return _place(self.piece, self.at + behind)
 
 
 def blocks_of(piece: Piece, field: str, utf8: bool) -> Iterator[Block]:
@@ -38,7 +51,8 @@ def blocks_of(piece: Piece, field: str, utf8: bool) -> Iterator[Block]:
     path = piece.source.path
     _require_unchanged(piece)
     if piece.source.format is Format.TABLE:
-        yield from (Block(text.encode(), last=True) for text in texts(path, range(piece.start, piece.stop or 0), field))
+        for row, text in texts(path, range(piece.start, piece.stop or 0), field):
+            yield Block(text.encode(), True, piece, row)
         return
     with reading(piece.source), _open(piece) as file:
         yield from _text(piece, file, utf8) if piece.source.format is Format.TEXT else _lines(piece, file, field)
@@ -112,7 +126,7 @@ def _text(piece: Piece, file: IO[bytes], utf8: bool) -> Iterator[Block]:
         following = block_of(path, file, utf8) if piece.stop is None or stop < piece.stop else b""
         if utf8:
             _require_text(piece, at, block)
-        yield Block(block, last=piece.stop is None and not following)
+        yield Block(block, piece.stop is None and not following, piece, at)
         at, block = stop, following
 
 
@@ -124,7 +138,7 @@ def _lines(piece: Piece, file: IO[bytes], field: str) -> Iterator[Block]:
         at += len(_line(path, file, at)) - 1
     while (piece.stop is None or at < piece.stop) and (line := _line(path, file, at)):
         if line.strip():
-            yield Block(_text_of(piece, at, line, field), last=True)
+            yield Block(_text_of(piece, at, line, field), True, piece, at)
         at += len(line)
 
 

@@ -10,11 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from disttrain.corpora.settings import Settings
+from disttrain.corpora.settings import Settings, SpecialTokens
 from disttrain_trainer.data.corpora.manifest import BYTES, MAX_VOCABULARY, CorpusError, Tokenizer
 
 BYTE_VALUES = 256
 MAX_TOKENIZER_BYTES = 2**28
+_ADVICE = {
+    SpecialTokens.REFUSE: "remove it, or say with --special-tokens whether it is this token (encode) or text (text)",
+    SpecialTokens.TEXT: "this tokenizer cannot encode it as text: remove it",
+}
 
 
 class Encoder(Protocol):
@@ -26,12 +30,21 @@ class Encoder(Protocol):
     """Whether texts must be UTF-8."""
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
-        """Return the tokens of each text."""
+        """Return the tokens of each text. Raises SpelledTokenError."""
         ...
 
     def token(self, text: str) -> int | None:
         """Return the token with this text, None where there is none."""
         ...
+
+
+class SpelledTokenError(Exception):
+    """Text spells a special token, which it must not."""
+
+    def __init__(self, text: int, token: str, advice: str) -> None:
+        """text: number of the text among those that were given."""
+        super().__init__(token)
+        self.text, self.token, self.advice = text, token, advice
 
 
 class ByteEncoder:
@@ -54,7 +67,7 @@ class FileEncoder:
 
     utf8 = True
 
-    def __init__(self, name: str, content: bytes) -> None:
+    def __init__(self, name: str, content: bytes, special_tokens: SpecialTokens = SpecialTokens.REFUSE) -> None:
         """Raises CorpusError where `content`, the file `name`, is no tokenizer."""
         try:
             from tokenizers import Tokenizer as Library
@@ -68,6 +81,11 @@ class FileEncoder:
         # What a model's own file may ask for; a corpus is neither cut nor filled up.
         self._library.no_truncation()
         self._library.no_padding()
+        self._special_tokens = special_tokens
+        self._library.encode_special_tokens = special_tokens is SpecialTokens.TEXT
+        self._special = {
+            number: token.content for number, token in self._library.get_added_tokens_decoder().items() if token.special
+        }
         # Numbers may have gaps.
         self.vocabulary = max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not 0 < self.vocabulary <= MAX_VOCABULARY:
@@ -76,10 +94,20 @@ class FileEncoder:
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
         """Return the tokens of each text."""
         decoded = [text.decode() for text in texts]
-        return [
+        encoded = [
             np.array(found.ids, np.uint32)
             for found in self._library.encode_batch_fast(decoded, add_special_tokens=False)
         ]
+        if self._special_tokens is not SpecialTokens.ENCODE:
+            for number, (text, tokens) in enumerate(zip(decoded, encoded, strict=True)):
+                self._require_no_special(number, text, tokens)
+        return encoded
+
+    def _require_no_special(self, number: int, text: str, tokens: NDArray[np.unsignedinteger]) -> None:
+        found = np.unique(tokens[np.isin(tokens, list(self._special))]).tolist()
+        # What a tokenizer does not know is a special token, too, which no text spells.
+        if spelled := [name for name in map(self._special.__getitem__, found) if name in text]:
+            raise SpelledTokenError(number, spelled[0], _ADVICE[self._special_tokens])
 
     def token(self, text: str) -> int | None:
         """Return the token with this text, None where there is none."""
@@ -129,9 +157,10 @@ class SentencePieceEncoder:
         return found if self._library.id_to_piece(found) == text else None
 
 
-ENCODERS: dict[str, Callable[[str, bytes], Encoder]] = {
+ENCODERS: dict[str, Callable[[str, bytes, SpecialTokens], Encoder]] = {
     "tokenizers": FileEncoder,
-    "sentencepiece": SentencePieceEncoder,
+    # It never takes text for a control token.
+    "sentencepiece": lambda name, content, _: SentencePieceEncoder(name, content),
 }
 """By the kind that the manifest says."""
 
@@ -143,9 +172,9 @@ def kind_of(settings: Settings) -> str:
     return "sentencepiece" if settings.tokenizer.endswith(".model") else "tokenizers"
 
 
-def build_encoder(name: str, kind: str, content: bytes | None) -> Encoder:
+def build_encoder(name: str, kind: str, content: bytes | None, special_tokens: SpecialTokens) -> Encoder:
     """Return the encoder of the content of a tokenizer's file, or of bytes where there is none. Raises CorpusError."""
-    return ByteEncoder() if content is None else ENCODERS[kind](name, content)
+    return ByteEncoder() if content is None else ENCODERS[kind](name, content, special_tokens)
 
 
 def describe_tokenizer(settings: Settings, encoder: Encoder, content: bytes | None) -> Tokenizer:

@@ -21,7 +21,7 @@ from pathlib import Path
 from disttrain.corpora.binaries import require_text
 from disttrain.corpora.encoders import build_encoder, describe_tokenizer, kind_of, read_tokenizer
 from disttrain.corpora.run import Progress, Run, Task
-from disttrain.corpora.settings import Settings
+from disttrain.corpora.settings import Settings, SpecialTokens
 from disttrain.corpora.shard import Record, write_file
 from disttrain.corpora.sources import Source, cut_into_parts, find_sources
 from disttrain_trainer.data.corpora.manifest import (
@@ -75,7 +75,7 @@ def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda
     if os.path.lexists(settings.output):
         raise CorpusError(f"{settings.output} exists: name another folder, or remove it")
     content = read_tokenizer(settings)
-    encoder = build_encoder(settings.tokenizer, kind_of(settings), content)
+    encoder = build_encoder(settings.tokenizer, kind_of(settings), content, settings.special_tokens)
     tokenizer = describe_tokenizer(settings, encoder, content)
     sources = find_sources(settings)
     for source in sources:
@@ -87,7 +87,14 @@ def prepare(settings: Settings, on_progress: Callable[[Progress], None] = lambda
         segments = work.segments(settings.segment_bytes)
         segments.mkdir(exist_ok=True)
         task = Task(
-            work.corpus, work.partial, segments, tokenizer, settings.field, settings.segment_bytes, encoder.utf8
+            work.corpus,
+            work.partial,
+            segments,
+            tokenizer,
+            settings.field,
+            settings.segment_bytes,
+            settings.special_tokens,
+            encoder.utf8,
         )
         records = Run(parts, task).write(settings.workers, on_progress)
         manifest = _manifest(sources, tokenizer, records)
@@ -99,13 +106,10 @@ def _begin(
     work: Work, settings: Settings, sources: Sequence[Source], tokenizer: Tokenizer, content: bytes | None
 ) -> None:
     """Raises CorpusError where what lies in `OUTPUT.partial` was begun with other sources or settings."""
-    options = {
-        "sources": [[str(source.path.absolute()), source.size, source.modified] for source in sources],
-        "tokenizer": tokenizer.model_dump(mode="json"),
-        "settings": [settings.field, settings.part_bytes],
-    }
-    own = hashlib.sha256(json.dumps(options).encode()).hexdigest().encode()
-    if work.plan.exists() and read_small(work.plan, _MAX_PLAN_BYTES) != own:
+    own = _plan(settings, sources, tokenizer, settings.special_tokens)
+    # What was written before such a token was refused has none, and is the same in any case.
+    fitting = {own, _plan(settings, sources, tokenizer, SpecialTokens.REFUSE)}
+    if work.plan.exists() and read_small(work.plan, _MAX_PLAN_BYTES) not in fitting:
         raise CorpusError(
             f"{work.partial} was started with other sources, another tokenizer or other options: use those, or remove"
             " it"
@@ -114,6 +118,19 @@ def _begin(
     if content is not None:
         write_file(work.corpus / TOKENIZER_FILE, content)
     write_file(work.plan, own)
+
+
+def _plan(settings: Settings, sources: Sequence[Source], tokenizer: Tokenizer, special_tokens: SpecialTokens) -> bytes:
+    """Return a digest of all that the tokens depend on."""
+    options: dict[str, object] = {
+        "sources": [[str(source.path.absolute()), source.size, source.modified] for source in sources],
+        "tokenizer": tokenizer.model_dump(mode="json"),
+        "settings": [settings.field, settings.part_bytes],
+    }
+    # Without a word about it where it makes no difference, or is what versions before did.
+    if tokenizer.kind == "tokenizers" and special_tokens is not SpecialTokens.ENCODE:
+        options["special_tokens"] = special_tokens
+    return hashlib.sha256(json.dumps(options).encode()).hexdigest().encode()
 
 
 def _manifest(sources: Sequence[Source], tokenizer: Tokenizer, records: Sequence[Record]) -> CorpusManifest:

@@ -13,6 +13,7 @@ from disttrain.corpora.encoders import Encoder, build_encoder
 from disttrain.corpora.pool import run_jobs
 from disttrain.corpora.segment_file import read_segment, write_segment
 from disttrain.corpora.segments import cut_into_segments
+from disttrain.corpora.settings import SpecialTokens
 from disttrain.corpora.shard import Record, ShardPlace, join_segments, read_joined, read_record
 from disttrain.corpora.sources import Piece
 from disttrain_trainer.data.corpora.manifest import TOKENIZER_FILE, Tokenizer, TokenType
@@ -40,6 +41,7 @@ class Task:
     tokenizer: Tokenizer
     field: str
     segment_bytes: int
+    special_tokens: SpecialTokens
     utf8: bool
     """Whether texts must be UTF-8."""
 
@@ -170,12 +172,12 @@ def _do(job: _Encode | _Join) -> int | Record:
     place, end = task.place(job.shard), task.tokenizer.end_of_document
     if isinstance(job, _Join):
         return join_segments(place, job.segments, task.token_type, end)
-    encoder = _encoder(task.corpus / TOKENIZER_FILE, task.tokenizer.kind, task.tokenizer.sha256)
+    encoder = _encoder(task.corpus / TOKENIZER_FILE, task.tokenizer.kind, task.tokenizer.sha256, task.special_tokens)
     blocks = (block for piece in job.pieces for block in blocks_of(piece, task.field, encoder.utf8))
     return write_segment(place.segment(job.number), blocks, encoder, task.token_type.dtype, end)
 
 
 @lru_cache(maxsize=1)
-def _encoder(path: Path, kind: str, sha256: str | None) -> Encoder:
+def _encoder(path: Path, kind: str, sha256: str | None, special_tokens: SpecialTokens) -> Encoder:
     """Return the encoder of a tokenizer's copy with this digest, which is built once per process."""
-    return build_encoder(str(path), kind, None if sha256 is None else path.read_bytes())
+    return build_encoder(str(path), kind, None if sha256 is None else path.read_bytes(), special_tokens)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disttrain.corpora.documents import BLOCK_BYTES, Block
-from disttrain.corpora.encoders import Encoder
+from disttrain.corpora.encoders import Encoder, SpelledTokenError
 from disttrain_trainer.data.corpora.manifest import OFFSET, CorpusError
 
 _BATCH_BYTES = 2**20
@@ -110,5 +110,12 @@ def _encoded(blocks: Iterable[Block], encoder: Encoder) -> Iterator[tuple[NDArra
 
 
 def _of_batch(batch: list[Block], encoder: Encoder) -> Iterator[tuple[NDArray[np.unsignedinteger], bool]]:
-    for block, tokens in zip(batch, encoder.encode([block.text for block in batch]), strict=True):
+    try:
+        encoded = encoder.encode([block.text for block in batch])
+    except SpelledTokenError as error:
+        place = batch[error.text].place(error.token.encode())
+        raise CorpusError(
+            f"{place} has '{error.token:.60}', a special token of the tokenizer: {error.advice}"
+        ) from error
+    for block, tokens in zip(batch, encoded, strict=True):
         yield tokens, block.last

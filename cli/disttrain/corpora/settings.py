@@ -1,12 +1,23 @@
 """Settings of `disttrain data prepare`."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from disttrain_trainer.data.corpora.manifest import BYTES
 
 DEFAULT_PART_BYTES = 2**28
 SEGMENT_BYTES = 2**24
+
+
+class SpecialTokens(StrEnum):
+    """What becomes of text that spells a special token of a `tokenizer.json`."""
+
+    REFUSE = "refuse"
+    ENCODE = "encode"
+    """It is the token."""
+    TEXT = "text"
+    """It is encoded as any other text."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,8 @@ class Settings:
     """Where a line of JSON, or a row of a table, has its text."""
     end_of_document: str | None = None
     """Token after each document: its text, or its number."""
+    special_tokens: SpecialTokens = SpecialTokens.REFUSE
+    """What becomes of text that spells one."""
     part_bytes: int = DEFAULT_PART_BYTES
     """Source bytes of a shard, about."""
     workers: int = 1

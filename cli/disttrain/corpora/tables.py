@@ -19,8 +19,11 @@ def group_sizes(path: Path) -> list[int]:
         return [table.metadata.row_group(at).total_byte_size for at in range(table.num_row_groups)]
 
 
-def texts(path: Path, groups: range, field: str) -> Iterator[str]:
-    """Yield a column's texts of some row groups. Raises CorpusError naming the column, or the row that has none."""
+def texts(path: Path, groups: range, field: str) -> Iterator[tuple[int, str]]:
+    """Yield a column's texts of some row groups, each with the number of its row from 1.
+
+    Raises CorpusError naming the column, or the row that has none.
+    """
     with _table(path) as table:
         schema = table.schema_arrow
         if field not in schema.names:
@@ -34,7 +37,7 @@ def texts(path: Path, groups: range, field: str) -> Iterator[str]:
                 row += 1
                 if text is None:
                     raise CorpusError(f"{path}: row {row} has no `{field}`")
-                yield text
+                yield row, text
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import pytest
 from disttrain.corpora.documents import BLOCK_BYTES
 from disttrain.corpora.look import inspect, verify
 from disttrain.corpora.prepare import prepare
-from disttrain.corpora.settings import Settings
+from disttrain.corpora.settings import Settings, SpecialTokens
 from disttrain.main import main
 from disttrain.output import Outlet
 from disttrain_trainer.data.corpora.manifest import CorpusError
@@ -247,6 +247,43 @@ def test_what_cannot_be_begun_is_reported(tmp_path: Path, tokenizer: Path) -> No
         prepare(Settings(**(asked | {"sources": (tmp_path / "b.jsonl",)})))
     with pytest.raises(CorpusError, match="was started with other sources"):
         prepare(Settings(**asked))
+
+
+def test_a_spelled_special_token_is_refused_unless_the_user_says_what_it_is(tmp_path: Path, tokenizer: Path) -> None:
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_str(trained_tokenizer())
+    library.no_truncation()
+    source = tmp_path / "a.jsonl"
+    texts = ["the fox", "the <end> runs"]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    asked = {"sources": (source,), "tokenizer": str(tokenizer), "output": tmp_path / "corpus", "segment_bytes": 20}
+    with pytest.raises(CorpusError, match=r"a\.jsonl: line 2 has '<end>', a special token .* --special-tokens"):
+        prepare(Settings(**asked))
+    # What was finished until then has none: it goes on, and from there on the answer is kept.
+    first = tmp_path / "corpus.partial" / "segments-20" / "000000-000000"
+    assert first.exists()
+    (tmp_path / "b.txt").write_text("one\n<end>\n")
+    with pytest.raises(CorpusError, match=r"b\.txt: line 2 has '<end>'"):
+        prepare(Settings(**(asked | {"sources": (tmp_path / "b.txt",), "output": tmp_path / "other"})))
+    for mode in (SpecialTokens.ENCODE, SpecialTokens.TEXT):
+        library.encode_special_tokens = mode is SpecialTokens.TEXT
+        output = tmp_path / ("corpus" if mode is SpecialTokens.ENCODE else "as-text")
+        prepare(Settings(**(asked | {"output": output}), special_tokens=mode))
+        assert tokens_of(output) == [token for text in texts for token in library.encode(text).ids]
+        assert (library.token_to_id("<end>") in tokens_of(output)) == (mode is SpecialTokens.ENCODE)
+
+
+def test_an_unknown_token_that_no_text_spells_is_not_refused(tmp_path: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    library = Tokenizer(models.WordLevel({"[UNK]": 0, "fox": 1}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens([AddedToken("[UNK]", special=True)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("fox bear")
+    prepare(Settings((tmp_path / "a.txt",), str(tmp_path / "tokenizer.json"), tmp_path / "corpus"))
+    assert tokens_of(tmp_path / "corpus") == [1, 0]
 
 
 def damage(path: Path, at: int = 0, value: bytes = b"\xff\xff") -> None:
