@@ -88,9 +88,8 @@ class StepGuard:
 
     def state_dict(self) -> dict[str, str]:
         """Return one text, which a checkpoint holds as it is."""
-        state = {"skipped": self.skipped, "in_row": self._in_row}
-        state |= {"losses": list(self._losses), "norms": list(self._norms)}
-        return {"state": json.dumps(state)}
+        counts = {"skipped": self.skipped, "in_row": self._in_row}
+        return {"state": json.dumps({**counts, "losses": list(self._losses), "norms": list(self._norms)})}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         """Take over what `state_dict` returned. Raises TypeError, ValueError or KeyError where it is something else."""
