@@ -17,7 +17,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from disttrain_api.base import ApiModel
-from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, RESTART_PATH, TOKEN_HEADER
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, LEADER_PATH, RESTART_PATH, TOKEN_HEADER
+from disttrain_api.pod_address import MAX_LETTERS
 from disttrain_api.report import AgentStatus, Figures, Stacks
 
 Schema = dict[str, Any]
@@ -58,6 +59,12 @@ class RestartOrdered(_Answer):
 
     restarts: bool
     """False: since the order was given these ranks have ended, or taken a step."""
+
+
+class LeaderKnown(_Answer):
+    """The agent looks for worker 0's agent at this address as soon as it has no connection to it."""
+
+    known: Literal[True]
 
 
 class Refusal(_Answer):
@@ -147,7 +154,24 @@ RESTART = Operation(
         },
     },
 )
-OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART)
+LEADER = Operation(
+    "leader",
+    "POST",
+    LEADER_PATH,
+    "Say at which address worker 0's pod is, which has taken the place of a lost one.",
+    LeaderKnown,
+    (400, 409),
+    {
+        "address": {
+            "description": "The address of the pod, as a literal. Who is there has to prove the key of the attempt.",
+            "type": "string",
+            "maxLength": MAX_LETTERS,
+        },
+        "replacement": _NUMBER
+        | {"description": "Which replacement it is (`DISTTRAIN_REPLACEMENT` of the pod).", "minimum": 1},
+    },
+)
+OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART, LEADER)
 
 _OF_ALL, _WITH_TOKEN = (413,), (401, 405, 429)
 REFUSALS: Mapping[int, str] = {
@@ -155,9 +179,9 @@ REFUSALS: Mapping[int, str] = {
     401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents.",
     404: "The pod has no such rank. A path that this document does not have gets the same code.",
     405: "The path is served, but not with this method.",
-    409: "The ranks would write no checkpoint: they do not train now, or the job has no storage, or it has parameter "
-    "servers. Or they may not restart in place: the restarts are used up, an agent is not connected, or this is not "
-    "worker 0's.",
+    409: "A checkpoint: the ranks would write none, as they do not train now, or the job has no storage, or it has "
+    "parameter servers. A restart: the restarts in place are used up, an agent is not connected, or this is not worker "
+    "0's. An address of worker 0: the agent follows none, or the pod there is none that it waits for.",
     413: "The request has a body.",
     429: "The agent gets more requests in a second than it answers.",
 }

@@ -43,6 +43,8 @@ CHECKPOINT_PATH = "/v1/checkpoint"
 """Where an agent is asked for a checkpoint."""
 RESTART_PATH = "/v1/restart"
 """Where worker 0's agent is asked to restart ranks that hang, in their pods."""
+LEADER_PATH = "/v1/leader"
+"""Where an agent hears the address of worker 0's pod, if that has taken the place of a lost one."""
 STACKS_SIGNAL = 40
 """Real-time signal on which a rank of the trainer writes the stacks of its threads. Linux only."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"

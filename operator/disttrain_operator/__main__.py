@@ -36,6 +36,7 @@ from disttrain_operator.kube.kubeconfig import find_access
 from disttrain_operator.kube.lease import Election
 from disttrain_operator.kube.watch import Watch
 from disttrain_operator.lag import LoopLag
+from disttrain_operator.leader_addresses import LeaderAddresses
 from disttrain_operator.leadership import Leadership
 from disttrain_operator.logs import set_up_logging
 from disttrain_operator.metrics import Figures, Metrics
@@ -114,6 +115,7 @@ class Operator:
         )
 
         self._proxy = ApiServerProxy(client.access) if _asks_through_api_server(settings, client) else None
+        ask = self._proxy.ask if self._proxy is not None else ask_directly
         self._agents = Agents(
             world,
             lambda uid: agent_token(self._token_of(uid)),
@@ -121,8 +123,9 @@ class Operator:
             acts,
             interval=settings.progress_interval_seconds,
             per_second=settings.progress_per_second,
-            ask=self._proxy.ask if self._proxy is not None else ask_directly,
+            ask=ask,
         )
+        self._leader_addresses = LeaderAddresses(world, lambda uid: agent_token(self._token_of(uid)), acts, ask)
         self._pod_events = PodEvents(client, world, world.wake, acts)
         sources = Sources(live_of=self._agents.live, event_of=self._pod_events.event)
         self._silent_pods: SilentPods | None = None
@@ -200,6 +203,7 @@ class Operator:
                 tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
+                    tasks.create_task(self._leader_addresses.run())
                     if self._silent_pods is not None:
                         tasks.create_task(self._silent_pods.run())
                 if self._history is not None:

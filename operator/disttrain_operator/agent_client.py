@@ -1,6 +1,5 @@
 """Agents of pods that run: where they listen, how they are asked, and what is believed of an answer."""
 
-import ipaddress
 import re
 import ssl
 from collections.abc import Awaitable, Callable
@@ -10,8 +9,9 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from disttrain_api.agent_api import STACKS, STATUS
-from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, HOST_AGENT_PORTS, RESTART_PATH, TOKEN_HEADER, Label, Role
+from disttrain_api.agent_api import OPERATIONS, STACKS, STATUS
+from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
+from disttrain_api.pod_address import pod_address
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
 from disttrain_operator.agent_http import exchange
 from disttrain_operator.decide.observed import Live
@@ -45,9 +45,9 @@ ANSWER_SECONDS, CONNECT_SECONDS = 5.0, 2.0
 Ask = Callable[[Agent, str, str], Awaitable[bytes]]
 """(agent, token, path) -> what it answers. Raises whatever keeps the answer away."""
 STATUS_PATH, STACKS_PATH = STATUS.path, f"{STACKS.path}?thread=main"
-_SHORT = dict.fromkeys((CHECKPOINT_PATH, RESTART_PATH), 4096)
-"""Paths that change something, and the largest answer to them that is read."""
-_MOST_BYTES = {STATUS.path: MAX_AGENT_ANSWER_BYTES, STACKS.path: MAX_STACKS_ANSWER_BYTES, **_SHORT}
+_MOST_BYTES = {STATUS.path: MAX_AGENT_ANSWER_BYTES, STACKS.path: MAX_STACKS_ANSWER_BYTES}
+_MOST_OF_OTHERS = 4096
+_METHODS = {one.path: one.method for one in OPERATIONS}
 
 
 def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | None:
@@ -66,13 +66,8 @@ def agent_of(job_uid: str, pod: Raw, *, any_worker: bool = False) -> Agent | Non
 
 def _address(text: object) -> str | None:
     """Return an address that can be a pod's, as it stands in a URL; the operator's own machine is none."""
-    try:
-        address = ipaddress.ip_address(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    if address is None or address.is_loopback or address.is_link_local or address.is_multicast:
-        return None
-    if address.is_unspecified or getattr(address, "ipv4_mapped", None) or getattr(address, "scope_id", None):
+    address = pod_address(text)
+    if address is None:
         return None
     return f"[{address}]" if address.version == 6 else str(address)
 
@@ -89,18 +84,20 @@ def live_of(agent: Agent, status: AgentStatus | None) -> Live | None:
     return Live(agent.pod_uid, agent.attempt, first, restarts_in_place=status.restarts_in_place, awaited=awaited)
 
 
-def _method_and_most(agent: Agent, path: str) -> tuple[str, int]:
-    """How a path, with its query, is asked for, and the largest answer that is read."""
-    name = path.partition("?")[0]
-    return "POST" if name in _SHORT else "GET", min(_MOST_BYTES[name], agent.most_bytes)
+def _method(path: str) -> str:
+    return _METHODS[path.partition("?")[0]]
+
+
+def _most(agent: Agent, path: str) -> int:
+    """How much is read of an answer."""
+    return min(_MOST_BYTES.get(path.partition("?")[0], _MOST_OF_OTHERS), agent.most_bytes)
 
 
 async def ask_directly(agent: Agent, token: str, path: str) -> bytes:
     """Ask an agent at the address of its pod."""
-    method, most = _method_and_most(agent, path)
     return await exchange(
-        method, agent.host, agent.port, path, {TOKEN_HEADER: token},
-        most=most, seconds=ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS,
+        _method(path), agent.host, agent.port, path, {TOKEN_HEADER: token},
+        most=_most(agent, path), seconds=ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS,
     )  # fmt: skip
 
 
@@ -135,9 +132,8 @@ class ApiServerProxy:
             # The API server keeps it for itself.
             headers["Authorization"] = f"Bearer {bearer}"
         pod = f"/api/v1/namespaces/{quote(agent.namespace, safe='')}/pods/{quote(agent.name, safe='')}"
-        method, most = _method_and_most(agent, path)
         async with self._session.request(
-            method,
+            _method(path),
             URL(f"{self._access.server}{pod}:{agent.port}/proxy{path}", encoded=True),
             headers=headers,
             allow_redirects=False,
@@ -147,7 +143,7 @@ class ApiServerProxy:
             if response.status != 200:
                 # The API server says it, or the pod.
                 raise aiohttp.ClientError(f"it is answered {response.status}")
-            return await read_body(response, most)
+            return await read_body(response, _most(agent, path))
 
     def _tls_of_now(self) -> ssl.SSLContext | bool:
         """Return the TLS context. One for another certificate makes aiohttp open other connections."""

@@ -81,7 +81,7 @@ def keep_pod(raw: Raw) -> Raw:
     seen = _status(raw)
     kept = {
         "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
-        "spec": {} if (port := port_of_agent(spec, status)) is None else {"agentPort": port},
+        "spec": _agent(spec, status),
         "status": _words(status, ("phase", "podIP")),
         "packed": _pack(
             {
@@ -142,15 +142,21 @@ def _times(metadata: Raw) -> Raw:
     return kept | {"annotations": released} if released else kept
 
 
-def port_of_agent(spec: Raw, status: Raw) -> int | None:
-    """The port on which the pod's agent answers; None: it has none, or its container has ended."""
+def _agent(spec: Raw, status: Raw) -> Raw:
+    """Return the port on which the pod's agent answers, and which replacement of a lost pod this is, if any; nothing
+    where its container has ended."""
     trainer: Raw = next(_trainers(spec.get("containers")), {})
     state = next(_trainers(status.get("containerStatuses")), {}).get("state") or {}
     if state.get("terminated") is not None:
-        return None
-    texts = [entry.get("value") for entry in trainer.get("env") or [] if entry.get("name") == Env.AGENT_PORT]
+        return {}
+    numbers = {"agentPort": _number_of(trainer, Env.AGENT_PORT), "replacement": _number_of(trainer, Env.REPLACEMENT)}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _number_of(container: Raw, variable: str) -> int | None:
+    texts = [entry.get("value") for entry in container.get("env") or [] if entry.get("name") == variable]
     text = texts[0] if texts else None
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 5 else None
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 
 def _held(spec: Raw) -> Raw:

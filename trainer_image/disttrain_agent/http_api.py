@@ -7,6 +7,7 @@
     GET /v1/stacks?thread=T         the stacks of all ranks; T: main, or all
     POST /v1/checkpoint             ask the ranks for a checkpoint
     POST /v1/restart?attempt=…      restart the ranks of a gang that hangs
+    POST /v1/leader?address=A&replacement=N    where the pod is that has taken the place of worker 0's
 
 Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
 """
@@ -24,6 +25,7 @@ from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_agent.look import Look
 from disttrain_api import agent_api
 from disttrain_api.names import TOKEN_HEADER
+from disttrain_api.pod_address import pod_address
 
 
 def protocols(look: Look, token: str, admission: Admission, limits: Limits) -> Callable[[], asyncio.Protocol]:
@@ -51,6 +53,7 @@ class Api:
             agent_api.STACKS.path: self._stacks,
             agent_api.CHECKPOINT.path: self._checkpoint,
             agent_api.RESTART.path: self._restart,
+            agent_api.LEADER.path: self._leader,
         }
         self._routes = {one.path: (one.method, answers[one.path]) for one in agent_api.OPERATIONS if one.with_token}
 
@@ -120,6 +123,15 @@ class Api:
         if isinstance(found, str):
             raise RefusedError(409, f"no restart in place: {found}")
         return {"restarts": found}
+
+    async def _leader(self, request: web.BaseRequest) -> Any:
+        replacement = _number(request, "replacement", None)
+        address = pod_address(request.query.get("address"), loopback=self._look.on_loopback)
+        if address is None or not replacement:
+            raise RefusedError(400, "`address` must be an address that a pod can have, `replacement` more than 0")
+        if not self._look.tell_leader(str(address), replacement):
+            raise RefusedError(409, "this agent waits for no such replacement of worker 0's pod")
+        return {"known": True}
 
 
 class RefusedError(Exception):

@@ -59,8 +59,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 class Look:
-    """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint, and whether those
-    of a gang that hangs start again."""
+    """A view of the ranks of one pod. All that it changes is whether they are asked for a checkpoint, whether those of
+    a gang that hangs start again, and where worker 0's agent is looked for."""
 
     def __init__(
         self,
@@ -76,17 +76,20 @@ class Look:
         send: Callable[[int, int], None] = os.kill,
         is_stopped: Callable[[int], bool] = _is_stopped,
         hangs: Callable[[int, int | None], bool | str] = lambda generation, rank: "its ranks do not restart in place",
+        tell_leader: Callable[[str, int], bool] = lambda address, replacement: False,
     ) -> None:
         """steps: of ranks that write the times of their steps; None: of a program that does not. generation: how often
         the ranks have started before. asked: who is asked for stacks; None: `processes`. send: sends a signal to a
         process. is_stopped: whether a signal has stopped a process, by what the kernel says now. hangs: has a rank of a
-        generation killed (None: all), so that all start again; answers whether it does, or why it may not."""
+        generation killed (None: all), so that all start again; answers whether it does, or why it may not. tell_leader:
+        takes the address of worker 0's pod, and which replacement that is; returns whether it is one to look for."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
         self._awaited, self._steps, self._generation = awaited, steps, generation
         self._asked = processes if asked is None else asked
         self._send, self._is_stopped = send, is_stopped
         self._hangs = hangs
         self._asking = asyncio.Lock()
+        self.tell_leader, self.on_loopback = tell_leader, pod.on_loopback
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
         """Return where every rank is. refused: what the API has refused so far, by the reason."""

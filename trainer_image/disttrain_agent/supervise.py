@@ -86,16 +86,10 @@ class Supervisor:
             watch = self._loop.create_task(steps.watch())
             own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
             look = Look(
-                self._pod,
-                self._processes,
-                self._reports,
-                lambda: self._restarts,
-                self._awaited,
-                steps,
+                self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps,
                 lambda: 0 if self._gang is None else self._gang.generation,
-                asked=own,
-                hangs=self._hangs,
-            )
+                asked=own, hangs=self._hangs, tell_leader=self._tell_leader,
+            )  # fmt: skip
             listener = listen(self._pod, look, log)
             while True:
                 await self._until_all_have_ended()
@@ -127,6 +121,9 @@ class Supervisor:
         if self._gang is None:
             return "its ranks do not restart in place"
         return "the pod is to end" if self._stop_at else self._gang.hangs(generation, rank, self._reports.checkpoint)
+
+    def _tell_leader(self, address: str, replacement: int) -> bool:
+        return self._gang is not None and self._gang.told(address, replacement)
 
     async def _ordered_to_start(self) -> bool:
         """Return whether the first ranks may start: those of a replacement start with the others' next ones."""

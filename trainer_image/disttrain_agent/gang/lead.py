@@ -77,6 +77,10 @@ class LeadingAgent:
     def awaited(self) -> frozenset[int]:
         return self._leader.awaited
 
+    def told(self, address: str, replacement: int) -> bool:
+        """Worker 0's agent looks for no other."""
+        return False
+
     def tick(self) -> None:
         """Do what is due."""
         self._leader.tick(self._loop.time())

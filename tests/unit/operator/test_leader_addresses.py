@@ -1,0 +1,148 @@
+"""Whom the operator tells where a replacement of worker 0's pod is, and how often."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from disttrain_api.agent_api import LEADER
+from disttrain_api.names import Env, Label
+from disttrain_operator.agent_client import Agent
+from disttrain_operator.agent_http import NoAnswer, Unreachable
+from disttrain_operator.leader_addresses import MOST, MOST_TRIES, LeaderAddresses
+from disttrain_operator.plan.identity import pod_name
+from tests.builders import UID, a_raw_job
+from tests.unit.operator.agent_fleet import Fleet, a_pod
+
+Raw = dict[str, Any]
+
+
+def worker(index: int, attempt: int = 1) -> Raw:
+    """A pod that began with its attempt."""
+    pod = a_pod(attempt, min(index, 1), f"10.0.1.{index}")
+    pod["metadata"] |= {"uid": f"worker-{index}"}
+    pod["metadata"]["labels"] = pod["metadata"]["labels"] | {Label.INDEX: str(index)}
+    return pod
+
+
+def in_place_of(index: int, replacement: int, host: str = "10.0.0.99", attempt: int = 1, **status: Any) -> Raw:
+    """A pod that the operator has made in place of a lost one."""
+    pod = a_pod(attempt, index, host, **status)
+    pod["metadata"] |= {"uid": f"replacement-{index}-{replacement}", "resourceVersion": "6"}
+    pod["spec"]["containers"][0]["env"].append({"name": Env.REPLACEMENT, "value": str(replacement)})
+    return pod
+
+
+class Told(Fleet):
+    """A job of three pods, in which pods were lost."""
+
+    def __init__(self, *pods: Raw, lost: tuple[int, ...] = (0,)) -> None:
+        super().__init__(*pods)
+        names = [pod_name("digits", UID, "worker", index, 1) for index in lost]
+        entries = [
+            {"pod": name, "uid": "former", "time": "2026-01-01T12:00:00Z", "reason": "PodLost"} for name in names
+        ]
+        attempts = [{"number": 1, "startTime": "2026-01-01T11:00:00Z", "replacements": entries}]
+        raw = a_raw_job(status={"attempt": 1, "attempts": attempts})
+        raw["metadata"]["resourceVersion"] = "5"
+        self.world.jobs.observe(raw)
+        self.world.snapshot(UID)
+        self.heard: list[tuple[int, str, str]] = []
+        self.outcome: dict[int, Exception] = {}
+        self.addresses = LeaderAddresses(self.world, lambda uid: f"token of {uid}", lambda: True, self.hear)
+
+    async def hear(self, agent: Agent, token: str, path: str) -> bytes:
+        assert token == f"token of {UID}"
+        operation, _, query = path.partition("?")
+        assert operation == LEADER.path
+        self.heard.append((agent.index, *query.split("&")))
+        if agent.index in self.outcome:
+            raise self.outcome[agent.index]
+        return b'{"known": true}'
+
+    async def rounds(self, count: int = 1) -> list[tuple[int, str, str]]:
+        """What agents were told in so many rounds."""
+        self.heard.clear()
+        for _ in range(count):
+            async with asyncio.TaskGroup() as tasks:
+                await self.addresses.round(tasks)
+        return sorted(self.heard)
+
+
+async def test_each_agent_hears_once_where_worker_0s_new_pod_is() -> None:
+    fleet = Told(in_place_of(0, 3), worker(1), worker(2))
+    told = ("address=10.0.0.99", "replacement=3")
+    assert await fleet.rounds() == [(1, *told), (2, *told)]
+    assert await fleet.rounds(5) == []
+    fleet.world.pods.observe_deleted(in_place_of(0, 3))
+    fleet.world.pods.observe(in_place_of(0, 7, "fd00::7"))
+    told = ("address=fd00::7", "replacement=7")
+    assert await fleet.rounds(2) == [(1, *told), (2, *told)], "it was lost again"
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [worker(1), worker(2)],
+        [worker(0), worker(1)],
+        [in_place_of(0, 3, phase="Pending"), worker(1)],
+        [in_place_of(0, 3, host="127.0.0.1"), worker(1)],
+        [in_place_of(0, 3, attempt=2), worker(1)],
+        [in_place_of(1, 3), worker(0)],
+        [in_place_of(0, 3), worker(1, 2)],
+        [in_place_of(0, 3)],
+    ],
+    ids=[
+        "none yet",
+        "the first one",
+        "no address",
+        "the operator's",
+        "another attempt's",
+        "worker 1's",
+        "to others",
+        "alone",
+    ],
+)
+async def test_nobody_is_told_where_there_is_no_such_pod_or_nobody_who_waits_for_it(pods: list[Raw]) -> None:
+    assert await Told(*pods).rounds() == []
+
+
+async def test_who_does_not_answer_is_told_again_for_a_while_and_keeps_nobody_waiting() -> None:
+    fleet = Told(in_place_of(0, 3), worker(1), worker(2))
+    fleet.outcome = {1: Unreachable()}
+    assert len(await fleet.rounds(3)) == 3 + 1
+    del fleet.outcome[1]
+    assert len(await fleet.rounds(3)) == 1
+    fleet = Told(in_place_of(0, 3), worker(1))
+    fleet.outcome = {1: TimeoutError()}
+    assert len(await fleet.rounds(2 * MOST_TRIES)) == MOST_TRIES
+
+
+async def test_an_agent_that_refuses_is_left_alone() -> None:
+    """It follows nobody, has heard of a newer one, or is of an earlier version."""
+    fleet = Told(in_place_of(0, 3), worker(1))
+    fleet.outcome = {1: NoAnswer("it answers 404")}
+    assert len(await fleet.rounds(3)) == 1
+
+
+async def test_a_job_that_has_lost_no_pod_is_not_looked_into() -> None:
+    assert await Told(in_place_of(0, 3), worker(1), lost=()).rounds() == []
+
+
+async def test_agents_are_told_at_most_so_many_at_a_time_and_a_round_waits_for_none() -> None:
+    fleet = Told(in_place_of(0, 3), *(worker(index) for index in range(1, MOST + 9)))
+    answered = asyncio.Event()
+
+    async def slow(agent: Agent, token: str, path: str) -> bytes:
+        fleet.heard.append((agent.index, "", ""))
+        await answered.wait()
+        return b"{}"
+
+    fleet.addresses = LeaderAddresses(fleet.world, str, lambda: True, slow)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            await fleet.addresses.round(tasks)
+            await asyncio.sleep(0)
+        assert len({index for index, *_ in fleet.heard}) == len(fleet.heard) == MOST
+        answered.set()
+    assert len(await fleet.rounds(2)) == 8
