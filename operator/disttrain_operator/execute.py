@@ -227,7 +227,9 @@ class _Round:
         plan = self._plans.get(action.attempt)
         if plan is None:
             plan = self._plans[action.attempt] = GangPlan(self._job, action.attempt, self._site, action.avoid)
-        manifest = plan.pod(action.role, action.index, gated=action.gated, replacement=action.replacement)
+        manifest = plan.pod(
+            action.role, action.index, gated=action.gated, replacement=action.replacement, dead=action.dead
+        )
         problem = await self._create(manifest, self._world.pods)
         if problem is not None and problem.reason not in _OF_ONE_NAME:
             self._refused.add(action.role)

@@ -14,7 +14,6 @@ from disttrain_operator.decide.attempt_history import (
     start_must_end_at,
 )
 from disttrain_operator.decide.clock import earliest, timestamp
-from disttrain_operator.decide.dead_nodes import forced_at_once
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
@@ -44,8 +43,7 @@ def wait_for_attempt(
     policy = job.spec.run_policy
     why = f"attempt {status.attempt} has failed"
     pods = [pod for pod in observed.pods if not pod.gone]
-    dead = forced_at_once(Gang(job.spec, status, observed), alone=False)
-    removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS, dead)
+    removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS)
     verdict = ended_by(status)
     message = f"attempt {status.attempt + 1} begins at {timestamp(begins_at)}" + (
         f": {verdict.message}" if verdict is not None else ""

@@ -2,13 +2,20 @@
 
 Such a pod is lost with its node, as far as anybody can know; yet it may live behind a partition. A pod of the trainer
 can then do no harm: whoever takes its place owns the checkpoints, and its agent and ranks are let into no gang. A
-program of the user's own has no such fence, and parameter servers may hear two lives of a worker.
+program of the user's own has no such fence.
 """
 
-from disttrain_api.scheduling import GangScheduler
+from datetime import datetime
+
+from disttrain_api.names import Reason
+from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.missed import is_up
 from disttrain_operator.decide.observed import PodFacts
+from disttrain_operator.decide.replaceable import waits_for_lost_pods
+
+UNNOTICED_SECONDS = 60
+"""For so long Kubernetes may take a dead node for a sound one."""
 
 
 def is_unreachable(pod: PodFacts, gang: Gang) -> bool:
@@ -19,17 +26,16 @@ def is_unreachable(pod: PodFacts, gang: Gang) -> bool:
     return few and pod.uid in unreachable and is_up(pod)
 
 
-def forced_at_once(gang: Gang, *, alone: bool) -> frozenset[str]:
-    """Return the uids of unreachable pods whose names need not wait for `terminationTimeoutSeconds`. alone: the pod is
-    made again alone, else the gang is.
-
-    Kubernetes takes the dead node for a sound one by then: so what takes the pod's place must prefer others.
-    """
-    spec, policy = gang.spec, gang.spec.run_policy
-    fenced = spec.training is not None and spec.parameter_servers is None
-    scheduler = policy.scheduling_policy.gang_scheduler
-    # The gate and Kueue choose nodes themselves, and know of no preference.
-    placed = scheduler is GangScheduler.KUEUE or (scheduler is GangScheduler.GATE and not alone)
-    if not fenced or placed or not policy.node_suspicion.failures:
+def forced_at_once(gang: Gang) -> frozenset[str]:
+    """Return the uids of unreachable pods that are made again alone and whose names need not wait for
+    `terminationTimeoutSeconds`."""
+    if gang.spec.training is None or not waits_for_lost_pods(gang.spec):
         return frozenset()
-    return frozenset(pod.uid for pod in gang.observed.pods if is_unreachable(pod, gang))
+    return frozenset(pod.uid for pod in gang.replaced if is_unreachable(pod, gang))
+
+
+def unnoticed_nodes(gang: Gang, now: datetime) -> tuple[str, ...]:
+    """Return the nodes with which pods were lost so shortly before that the scheduler may still choose them."""
+    entries = gang.status.attempts[-1].replacements
+    lost = [one.uid for one in entries if one.reason == Reason.NODE_LOST and now < after(one.time, UNNOTICED_SECONDS)]
+    return tuple(sorted({pod.node for pod in gang.observed.pods if pod.uid in lost and pod.node is not None}))

@@ -36,6 +36,8 @@ class CreatePod:
     replacement: int = 0
     """Number of a pod that takes the place of a lost one while the others wait: higher than that of every former pod of
     this name. 0: the pod takes no such place."""
+    dead: tuple[str, ...] = ()
+    """Nodes that it must not run on: they are dead, and the scheduler may not know yet."""
 
 
 @dataclass(frozen=True)

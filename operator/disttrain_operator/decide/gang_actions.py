@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from disttrain_api.run_policy import RunPolicy
 from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.attempt_history import ran
-from disttrain_operator.decide.dead_nodes import forced_at_once
 from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.observed import PodFacts
@@ -54,8 +53,7 @@ def remove(
 def remove_old(gang: Gang, now: datetime) -> Removal:
     """Remove all pods of other attempts."""
     why = f"attempt {gang.attempt} takes the place of an older one"
-    dead = forced_at_once(gang, alone=False)
-    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS, dead)
+    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS)
 
 
 def forced_at(pod: PodFacts, policy: RunPolicy) -> datetime | None:
@@ -85,15 +83,18 @@ def create_missing(gang: Gang) -> tuple[Action, ...]:
     return create(gang, gang.missing)
 
 
-def create(gang: Gang, members: Iterable[Identity], replacement: int = 0) -> tuple[Action, ...]:
-    """Creations of these members, whose names are free, and of what they need. `replacement`: as of CreatePod."""
+def create(
+    gang: Gang, members: Iterable[Identity], replacement: int = 0, dead: tuple[str, ...] = ()
+) -> tuple[Action, ...]:
+    """Creations of these members, whose names are free, and of what they need. `replacement`, `dead`: as of
+    CreatePod."""
     taken = {(pod.role, pod.index) for pod in gang.replaced}
     why = f"attempt {gang.attempt} needs it"
     avoid = tuple(gang.status.attempts[-1].avoided_nodes)
     # A pod that is made again alone joins a gang that has its room: the cluster's scheduler sees to it.
     gated = gang.spec.run_policy.scheduling_policy.gang_scheduler is GangScheduler.GATE and not ran(gang.status)
     pods = tuple(
-        CreatePod(role, index, gang.attempt, why, avoid, gated, replacement)
+        CreatePod(role, index, gang.attempt, why, avoid, gated, replacement, dead)
         for role, index in members
         if (role, index) not in taken
     )

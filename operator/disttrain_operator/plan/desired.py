@@ -58,10 +58,12 @@ class GangPlan:
     def _servers(self) -> RolePlan:
         return RolePlan(self._job, self._spec, Role.PS, self._attempt, self._site, self._avoid)
 
-    def pod(self, role: Role, index: int, *, gated: bool = False, replacement: int = 0) -> Manifest:
+    def pod(
+        self, role: Role, index: int, *, gated: bool = False, replacement: int = 0, dead: tuple[str, ...] = ()
+    ) -> Manifest:
         """Manifest of one pod of the gang."""
         of_role = self._servers if role is Role.PS else self._workers
-        return of_role.pod(index, gated=gated, replacement=replacement)
+        return of_role.pod(index, gated=gated, replacement=replacement, dead=dead)
 
 
 def pod(job: PlannedJob, role: Role, index: int, attempt: int, site: Site) -> Manifest:

@@ -29,6 +29,7 @@ from disttrain_operator.plan.identity import (
     port,
     secret_name,
 )
+from disttrain_operator.plan.node_affinity import narrowed
 from disttrain_operator.plan.ranks_probe import startup_probe
 from disttrain_operator.plan.schedulers import join_gang
 from disttrain_operator.plan.site import PlannedJob, Site
@@ -88,10 +89,11 @@ class RolePlan:
             self._environment.append(entry)
         self._environment += trainer.get("env") or []
 
-    def pod(self, index: int, *, gated: bool = False, replacement: int = 0) -> Manifest:
+    def pod(self, index: int, *, gated: bool = False, replacement: int = 0, dead: tuple[str, ...] = ()) -> Manifest:
         """Manifest of the pod with this index in its role.
 
-        `gated`: no node takes it until the gate lets it go. `replacement`: as of CreatePod.
+        `gated`: no node takes it until the gate lets it go. `replacement`, `dead`: as of
+        CreatePod.
         """
         job = self._job
         name = pod_name(job.name, job.uid, self._role, index, self._attempt)
@@ -124,6 +126,10 @@ class RolePlan:
         containers = [trainer, *self._pod_spec["containers"][1:]]
         spec = {**self._pod_spec, "hostname": name, "containers": containers}
         spec |= self._topology.spec(self._pod_spec, labels)
+        if dead:
+            affinity = spec.get("affinity") or {}
+            node_affinity = narrowed(affinity.get("nodeAffinity") or {}, "NotIn", dead)
+            spec["affinity"] = {**affinity, "nodeAffinity": node_affinity}
         if gated:
             spec["schedulingGates"] = [*(self._pod_spec.get("schedulingGates") or []), {"name": GANG_GATE}]
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

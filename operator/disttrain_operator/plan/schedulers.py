@@ -10,6 +10,7 @@ from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 from disttrain_operator.plan.identity import Manifest, child_metadata, group_name
 from disttrain_operator.plan.kueue import join_queue
+from disttrain_operator.plan.node_affinity import REQUIRED, narrowed
 from disttrain_operator.plan.site import PlannedJob
 
 VOLCANO_GROUP = "scheduling.volcano.sh/v1beta1"
@@ -61,9 +62,6 @@ def pod_group(job: PlannedJob, spec: JobSpec, attempt: int) -> Manifest | None:
     return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata, "spec": group}
 
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
 def release_patch(pod: Mapping[str, Any], node: str, at: str) -> dict[str, Any]:
     """A merge patch. It may be repeated: uid and gates decide whom it meets.
 
@@ -71,9 +69,6 @@ def release_patch(pod: Mapping[str, Any], node: str, at: str) -> dict[str, Any]:
     """
     spec = pod["spec"]
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
-    field = {"key": "metadata.name", "operator": "In", "values": [node]}
-    narrowed = [{**term, "matchFields": [*(term.get("matchFields") or []), field]} for term in terms]
     gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != GANG_GATE]
     return {
         "metadata": {
@@ -82,6 +77,6 @@ def release_patch(pod: Mapping[str, Any], node: str, at: str) -> dict[str, Any]:
         },
         "spec": {
             "schedulingGates": gates,
-            "affinity": {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": narrowed}}},
+            "affinity": {"nodeAffinity": {REQUIRED: narrowed(affinity, "In", [node])[REQUIRED]}},
         },
     }

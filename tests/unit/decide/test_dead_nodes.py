@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from disttrain_api.names import ExitCode
+from disttrain_operator.decide.dead_nodes import UNNOTICED_SECONDS
 from disttrain_operator.decide.decision import CreatePod, DeletePod
 from disttrain_operator.decide.observed import Live
 from tests.builders import a_report
-from tests.unit.decide.test_addresses import SERVERS
 from tests.unit.decide.test_failures import verdict
 from tests.unit.decide.test_lost_pods import POD, a_gang, replacements, uids
 from tests.unit.decide.world import World, a_running_world
@@ -44,8 +44,7 @@ def test_a_gang_that_is_recreated_loses_the_pod_as_well() -> None:
     found = verdict(world)
     assert (found.class_, found.pod, found.action) == ("NodeLost", POD, "RestartWithoutCounting")
     assert world.job.status.restarts_since_checkpoint == 0
-    ending = {pod["metadata"]["name"]: "deletionTimestamp" in pod["metadata"] for pod in world.pods.values()}
-    assert (list(ending.values()), POD in ending) == ([True, True], False), "the others end in peace"
+    assert {pod["metadata"]["name"] for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]} >= {POD}
 
 
 @pytest.mark.parametrize(("failures", "avoided"), [(2, ["node1"]), (0, [])])
@@ -67,12 +66,9 @@ def test_what_takes_the_place_of_the_pod_avoids_its_node(alone: bool, failures: 
     assert all("attempt 2 avoids node1: several attempts failed first there, or it was lost" in one for one in named)
 
 
-def test_no_attempt_begins_beside_a_pod_that_nobody_hears_and_nobody_has_removed() -> None:
+def test_no_attempt_begins_beside_a_pod_that_nobody_hears() -> None:
     """Red where what is unreachable counts as gone: behind a partition it trains."""
-    world = a_running_world(workers={"replicas": 3})
-    world.put(world.pod(1) | {"metadata": world.pod(1)["metadata"] | {"finalizers": ["somebody's"]}})
-    world.edit(runPolicy=UNKNOWN_TO_THE_SCHEDULER)
-    unreachable(world, 1, missing=frozenset({1})).settle()
+    world = unreachable(a_running_world(workers={"replicas": 3}), 1, missing=frozenset({1})).settle()
     others = [pod["metadata"]["name"] for pod in world.pods.values() if pod["metadata"]["name"] != POD]
     for name in others:
         world.remove(name)
@@ -80,7 +76,6 @@ def test_no_attempt_begins_beside_a_pod_that_nobody_hears_and_nobody_has_removed
     assert [pod["metadata"]["name"] for pod in world.pods.values()] == [POD]
 
 
-UNKNOWN_TO_THE_SCHEDULER = {"nodeSuspicion": {"failures": 0}}
 GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}}
 
 
@@ -88,13 +83,9 @@ GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}}
     ("in_place", "spec", "at_once"),
     [
         (True, {}, True),
-        (False, {}, True),
-        (False, {"runPolicy": {"restartBackoffSeconds": 30}}, True),
         (True, {"runPolicy": GATE}, True),
-        (False, {"runPolicy": GATE}, False),
-        (False, {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "a-queue"}}}, False),
-        (True, {"runPolicy": UNKNOWN_TO_THE_SCHEDULER}, False),
-        (False, {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}, False),
+        (False, {}, False),
+        (True, {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "a-queue"}}}, False),
         (True, {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}, False),
     ],
     ids=str,
@@ -119,14 +110,6 @@ def uids_of(world: World) -> set[str]:
     return {pod["metadata"]["uid"] for pod in world.pods.values()}
 
 
-def test_a_worker_of_parameter_servers_is_waited_for() -> None:
-    """Behind a partition it may send the servers gradients."""
-    world = a_running_world(workers={"replicas": 3}, **SERVERS)
-    uid = world.pod(1)["metadata"]["uid"]
-    unreachable(world, 1, missing=frozenset({1})).settle()
-    assert (world.job.status.restarts, uid in uids_of(world)) == (1, True)
-
-
 def test_only_the_pod_on_the_dead_node_is_forced() -> None:
     world = unreachable(a_gang(), 1, missing=frozenset({1}))
     world.step()
@@ -134,7 +117,17 @@ def test_only_the_pod_on_the_dead_node_is_forced() -> None:
     assert (forced.name, forced.grace_seconds) == (POD, 0)
     assert forced.why == "it is recreated; node node1 is dead, and nobody would end it"
     made = [one for one in world.step().actions if isinstance(one, CreatePod)]
-    assert [(one.index, one.replacement, one.avoid) for one in made] == [(1, 1, ("node1",))]
+    assert [(one.index, one.replacement, one.dead) for one in made] == [(1, 1, ("node1",))]
+
+
+def test_a_node_is_ruled_out_only_while_kubernetes_may_take_it_for_sound() -> None:
+    """Later it may be the only one with room, and be back."""
+    world = unreachable(a_gang(), 1, missing=frozenset({1}))
+    world.step()
+    world.step()
+    world.pass_time(UNNOTICED_SECONDS)
+    made = [one for one in world.step().actions if isinstance(one, CreatePod)]
+    assert [(one.index, one.avoid, one.dead) for one in made] == [(1, ("node1",), ())]
 
 
 def test_a_pod_that_somebody_ends_is_left_the_time_that_it_has() -> None:

@@ -19,7 +19,7 @@ from disttrain_operator.decide.attempt_history import (
     replacements_without_progress,
 )
 from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.dead_nodes import forced_at_once
+from disttrain_operator.decide.dead_nodes import forced_at_once, unnoticed_nodes
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.failure_policy import is_counted
 from disttrain_operator.decide.finish import finish
@@ -64,7 +64,7 @@ def note_replacements(situation: Situation) -> Transition | None:
 def replace_pods(situation: Situation) -> Transition | None:
     """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
     job, gang, now = situation.job, situation.gang, situation.now
-    dead = forced_at_once(gang, alone=True)
+    dead = forced_at_once(gang)
     removal = remove(gang.replaced, situation.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS, dead)
     if not ran(job.status):
         return None
@@ -86,7 +86,9 @@ def replace_pods(situation: Situation) -> Transition | None:
     if not waits:
         sentence = "a failed pod is recreated, the others continue"
     reason, sentence = why or (Reason.REPLACING_PODS, sentence)
-    actions = (*removal.actions, *create(gang, due, job.status.restarts if waits else 0))
+    # Bounded by the time in which it must run: else the only room might be there when the node is back.
+    excluded = unnoticed_nodes(gang, now) if waits else ()
+    actions = (*removal.actions, *create(gang, due, job.status.restarts if waits else 0, excluded))
     later = [at for at in (*times, removal.requeue_at, *(at for at, _ in deadlines)) if at is not None and now < at]
     state = State.RESTARTING if waits else State.RUNNING
     return Transition(state, reason, sentence, job.status, actions, requeue_at=min(later, default=None))
