@@ -3,15 +3,18 @@
     KUBECONFIG=… python benchmarks/cluster_recovery.py [--quick] [--json FILE]
 
 The operator must be installed and its images be on the nodes (`make cluster-up cluster-images`, then the chart); the
-checkpoints are on volumes of the test cluster's class. From SIGKILL of rank 1, or from the forced deletion of its pod,
-to the first step that rank 0 logs after it, with `restartStrategy: InPlace` beside the same job with Recreate in the
-same run. A rank is killed once the zygotes are ready. A lost pod is recreated alone; its other reference is what an
-empty pod of the same image takes to run. Times are the nodes' own.
+checkpoints are on volumes of the test cluster's class. From SIGKILL of rank 1, from the forced deletion of its pod or
+of worker 0's, or from the power cut of the node below worker 1's pod, to the first step that rank 0 logs after it, with
+`restartStrategy: InPlace` beside the same job with Recreate in the same run. A rank is killed once the zygotes are
+ready. A lost pod is recreated alone; its other reference is what an empty pod of the same image takes to run. A node is
+cut on the cluster that tools/cluster starts alone, never the operator's, and comes back before the next job. Times are
+the nodes' own.
 """
 
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,12 @@ from benchmarks.local_job import BEGINS, STEP, TRAINING
 from benchmarks.recovery import p95
 from benchmarks.start_latency import a_namespace, lines_of, measure_bare_pods, trainer_image
 from disttrain_api.names import API_VERSION, GROUP, KIND, PLURAL, VERSION, Label
+from tools.cluster import full
 
 NAME = "recovery"
 PATIENCE_SECONDS = 300
+TRIES = 4
+"""Jobs for each node that is to be lost."""
 STORAGE_CLASS = "disttrain-shared"
 KILL_THE_RANK = """
 import os, signal, time
@@ -77,18 +83,29 @@ class Gang:
         pods = [self.pod(index) for index in range(2)]
         until(lambda: all(self._run(pod, HAS_A_ZYGOTE).strip() == "True" for pod in pods), "the zygotes are ready")
 
-    def lose_pod(self) -> float:
-        """Delete rank 1's pod by force; returns when."""
-        until(self._has_new_checkpoint, "there is a checkpoint since the last loss")
-        name = self.pod(1)
+    def lose_pod(self, worker: int) -> float:
+        """Delete a worker's pod by force; returns when."""
+        self.has_checkpoint()
+        name = self.pod(worker)
         began = time.time()
         self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=0)
         return began
 
+    def has_checkpoint(self) -> None:
+        """Return when there is something to go on from."""
+        until(self._has_new_checkpoint, "there is a checkpoint since the last loss")
+
     def pod(self, index: int) -> str:
         """The name of the newest pod with that index."""
+        return str(self._newest(index).metadata.name)
+
+    def nodes(self) -> list[str]:
+        """The nodes of both pods."""
+        return [str(self._newest(index).spec.node_name) for index in range(2)]
+
+    def _newest(self, index: int) -> Any:
         pods = self._core.list_namespaced_pod(self._namespace, label_selector=f"{Label.INDEX}={index}").items
-        return str(max(pods, key=lambda pod: pod.metadata.creation_timestamp).metadata.name)
+        return max(pods, key=lambda pod: pod.metadata.creation_timestamp)
 
     def _log(self, since: float) -> list[tuple[float, str]]:
         try:
@@ -118,11 +135,18 @@ class Gang:
 
 
 def job(strategy: str) -> dict[str, Any]:
+    # Apart where there is room: a node is to be lost with one pod.
+    apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    apart |= {"labelSelector": {"matchLabels": {Label.ROLE: "worker"}}}
+    apart |= {"matchLabelKeys": [Label.JOB_UID, Label.ATTEMPT]}
     claim = {"storageClassName": STORAGE_CLASS, "accessModes": ["ReadWriteMany"]}
     claim |= {"resources": {"requests": {"storage": "1Gi"}}}
     container = {"name": "trainer", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}
     spec = {
-        "workers": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
+        "workers": {
+            "replicas": 2,
+            "template": {"spec": {"containers": [container], "topologySpreadConstraints": [apart]}},
+        },
         "storage": {"volumeClaimTemplate": {"spec": claim}},
         "training": TRAINING | {"checkpoint": {"interval": 500, "keepLatest": 2}},
         "runPolicy": {"restartStrategy": strategy, "maxRestarts": 1000, "restartBackoffSeconds": 0},
@@ -141,33 +165,80 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     raise TimeoutError(f"not so within {PATIENCE_SECONDS} s: {what}")
 
 
-def recoveries(core: client.CoreV1Api, strategy: str, kills: int, *, lost: bool) -> list[float]:
-    """Seconds that follow each kill."""
+def recoveries(core: client.CoreV1Api, strategy: str, kills: int, lost: int | None) -> list[float]:
+    """Seconds that follow each kill. lost: the worker whose pod is lost; None: a rank is."""
     taken = []
     with a_namespace(core) as namespace:
         began = time.time()
         gang = Gang(core, namespace, strategy)
         for _ in range(kills):
             gang.trains(began)
-            if strategy == "InPlace" and not lost:
+            if strategy == "InPlace" and lost is None:
                 gang.has_zygotes()
-            began = gang.lose_pod() if lost else gang.kill_rank()
+            began = gang.kill_rank() if lost is None else gang.lose_pod(lost)
             taken.append(gang.trains(began) - began)
     return taken
+
+
+def recoveries_of_nodes(core: client.CoreV1Api, strategy: str, kills: int) -> list[float]:
+    """Seconds that follow each power cut, each with a job of its own. Jobs whose second pod alone is not on a node that
+    may be cut are given up."""
+    taken = list[float]()
+    for _ in range(TRIES * kills):
+        with a_namespace(core) as namespace:
+            began, gang = time.time(), Gang(core, namespace, strategy)
+            gang.trains(began)
+            first, second = gang.nodes()
+            if not may_be_cut(second, first, operators_nodes(core)):
+                continue
+            gang.has_checkpoint()
+            began = time.time()
+            try:
+                full.kill_node(second)
+                taken.append(gang.trains(began) - began)
+            finally:
+                full.start_node(second)
+                until(lambda node=second: is_ready(core.read_node(node)), "the node is back")
+        if len(taken) == kills:
+            return taken
+    raise RuntimeError(
+        f"of {TRIES * kills} jobs {len(taken)} had their second pod on a node of its own without an operator"
+    )
+
+
+def may_be_cut(node: str, others: str, operators: Collection[str]) -> bool:
+    """Whether a node may lose its power: the job's other pod and the operator go on."""
+    return node != others and node not in operators
+
+
+def operators_nodes(core: client.CoreV1Api) -> set[str]:
+    pods = core.list_pod_for_all_namespaces(label_selector="app.kubernetes.io/name=disttrain-operator").items
+    return {pod.spec.node_name for pod in pods}
+
+
+def is_ready(node: Any) -> bool:
+    """Whether the cluster takes a node for one that lives."""
+    return any((one.type, one.status) == ("Ready", "True") for one in node.status.conditions)
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
     config.load_kube_config()
     core = client.CoreV1Api()
     kills, recreations = (2, 1) if quick else (20, 5)
-    for name, lost in (("a rank", False), ("a pod", True)):
-        in_place = recoveries(core, "InPlace", kills, lost=lost)
-        recreated = recoveries(core, "Recreate", recreations, lost=lost)
-        yield harness.row(f"{name} lost, in place", "s", in_place, recreated)
-        yield harness.Row(f"{name} lost, in place, p95", p95(in_place), "s", p95(recreated), kills)
     image = trainer_image(core, client.CustomObjectsApi())
     empty = [measure_bare_pods(core, image, pods=1)["containers run"] for _ in range(recreations)]
-    yield harness.row("a pod lost, beside an empty pod's start", "s", in_place, empty)
+    for name, lost in (("a rank", None), ("worker 1's pod", 1), ("worker 0's pod", 0)):
+        in_place = recoveries(core, "InPlace", kills, lost)
+        recreated = recoveries(core, "Recreate", recreations, lost)
+        yield harness.row(f"{name} lost, in place", "s", in_place, recreated)
+        yield harness.Row(f"{name} lost, in place, p95", p95(in_place), "s", p95(recreated), kills)
+        if lost is not None:
+            yield harness.row(f"{name} lost, beside an empty pod's start", "s", in_place, empty)
+    if Path(os.environ.get("KUBECONFIG", "")) != full.kubeconfig_path():
+        print("no node is cut: KUBECONFIG is not that of tools/cluster", file=sys.stderr)
+        return
+    in_place, recreated = (recoveries_of_nodes(core, strategy, recreations) for strategy in ("InPlace", "Recreate"))
+    yield harness.row("a node lost, in place", "s", in_place, recreated)
 
 
 if __name__ == "__main__":

@@ -129,8 +129,12 @@ async def test_a_job_that_has_lost_no_pod_is_not_looked_into() -> None:
     assert await Told(in_place_of(0, 3), worker(1), lost=()).rounds() == []
 
 
-async def test_agents_are_told_at_most_so_many_at_a_time_and_a_round_waits_for_none() -> None:
-    fleet = Told(in_place_of(0, 3), *(worker(index) for index in range(1, MOST + 9)))
+@pytest.mark.parametrize(("agents", "at_a_time", "left"), [(MOST + 8, MOST, 8), (2, 2, 0)])
+async def test_agents_are_told_at_most_so_many_at_a_time_and_a_round_waits_for_none(
+    agents: int, at_a_time: int, left: int
+) -> None:
+    """Nor is one told again that has not answered yet."""
+    fleet = Told(in_place_of(0, 3), *(worker(index) for index in range(1, agents + 1)))
     answered = asyncio.Event()
 
     async def slow(agent: Agent, token: str, path: str) -> bytes:
@@ -143,6 +147,6 @@ async def test_agents_are_told_at_most_so_many_at_a_time_and_a_round_waits_for_n
         for _ in range(3):
             await fleet.addresses.round(tasks)
             await asyncio.sleep(0)
-        assert len({index for index, *_ in fleet.heard}) == len(fleet.heard) == MOST
+        assert len({index for index, *_ in fleet.heard}) == len(fleet.heard) == at_a_time
         answered.set()
-    assert len(await fleet.rounds(2)) == 8
+    assert len(await fleet.rounds(2)) == left

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from disttrain_api.names import Label, Role
+from disttrain_api.names import Env, Label, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_operator.decide.decision import CreatePod, CreateSupport
 from disttrain_operator.decide.observed import Job
@@ -16,6 +16,7 @@ from disttrain_operator.execute import Executor
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import KubeError
 from disttrain_operator.plan.identity import child_name
+from disttrain_operator.plan.node_affinity import REQUIRED
 from disttrain_operator.plan.site import Site
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.reconcile import Reconciler
@@ -124,6 +125,18 @@ async def test_the_last_pod_waits_for_what_all_of_them_need(shell: Shell) -> Non
     last = max(index for index, write in enumerate(writes) if write == "POST /pods")
     assert last > writes.index("POST /services")
     assert last > writes.index("POST /secrets")
+
+
+async def test_a_replacement_says_which_it_is_and_rules_the_dead_node_out(api: FakeApi, client: Client) -> None:
+    shell = await a_shell(api, client)
+    job, _ = shell.world.snapshot(shell.key.uid) or pytest.fail("the job is unknown")
+    site = Site(trainer_image="image", token="token")
+    executor = Executor(client, shell.world, lambda job: site)
+    await executor.execute(job, [CreatePod(Role.WORKER, 1, 1, "wanted", replacement=4, dead=("node1",))])
+    (pod,) = (pod for path, pod in shell.api.objects.items() if "/pods/" in path)
+    assert {"name": Env.REPLACEMENT, "value": "4"} in pod["spec"]["containers"][0]["env"]
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node1"]}]}
 
 
 async def test_pods_of_a_later_attempt_wait_for_what_they_need_unless_it_was_seen(api: FakeApi, client: Client) -> None:
