@@ -255,6 +255,7 @@ class Reason(StrEnum):
     CONTAINER_MISNAMED = "ContainerMisnamed"
     POD_FAILED = "PodFailed"
     POD_LOST = "PodLost"
+    POD_SILENT = "PodSilent"
     PEER_LOST = "PeerLost"
     EVICTED = "Evicted"
     REJECTED = "Rejected"

@@ -134,7 +134,8 @@ class Operator:
             self._silent_pods = SilentPods(
                 world, lambda uid: agent_token(self._token_of(uid)), self._agents.live, world.wake, acts
             )
-            sources = replace(sources, unreachable_of=self._silent_pods.unreachable)
+            silent = self._silent_pods
+            sources = replace(sources, unreachable_of=silent.unreachable, silent_of=silent.silent)
         if self._gatekeeper is not None:
             sources = replace(sources, admission_of=self._gatekeeper.admission)
         self._site = Site(

@@ -1,5 +1,5 @@
 """How jobs are while they run: the agents of their first workers are asked, apart from all other work. Where the first
-worker's node is silent, another agent says whether its ranks wait for that worker.
+worker's agent or node is silent, another agent says how its ranks are, and whether they wait for that worker.
 
 All jobs together are asked `per_second` times a second at most, in rounds. The figures of a job are taken once in
 `interval` seconds at most: each answer may be a write of a status. Rounds in between, one a second at most, ask whether
@@ -9,6 +9,7 @@ size, its numbers, and whether it speaks of this job and attempt.
 """
 
 import asyncio
+import heapq
 import logging
 import math
 from collections import Counter
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from disttrain_api.names import CHECKPOINT_PATH
-from disttrain_api.report import AgentStatus, decode_agent_status
+from disttrain_api.report import AgentStatus, RankReport, decode_agent_status
 from disttrain_api.run_policy import LEAST_PROGRESS_DEADLINE_SECONDS
 from disttrain_operator.agent_client import (
     STATUS_PATH,
@@ -29,10 +30,10 @@ from disttrain_operator.agent_client import (
 )
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.hang import exceeds, stall_of
-from disttrain_operator.decide.observed import Live, Stall, Suspicion
+from disttrain_operator.decide.observed import Blame, Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.suspicion import standstill_of
-from disttrain_operator.gang_stacks import GangStacks
+from disttrain_operator.gang_stacks import NOBODY, Absent, GangStacks
 from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.snapshot import World
@@ -47,6 +48,8 @@ _MOST_SKIPPED = 32
 """Rounds for figures in which an agent that never answers is left out."""
 _MOST_LOOKS = 3
 """At a gang that stands still, before it is looked at in rounds for figures alone: its clocks may differ."""
+_MOST_BESIDE = 3
+"""Other agents that are asked where the first worker's does not answer."""
 _PER_TURN = 100
 """Jobs that are looked at in one turn of the event loop."""
 
@@ -109,8 +112,8 @@ class Agents:
         """Agents whose ranks take steps, and say how long these take, by job."""
         self._looks: Counter[str] = Counter()
         """How often the gang of a job that stands still was asked which rank hangs, and did not tell."""
-        self._gone: set[str] = set()
-        """Jobs at whose first worker's address nothing has answered."""
+        self._silent: set[str] = set()
+        """Jobs whose first worker's agent has not answered, whether or not something is at its address."""
         self._failures: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self.counts = {"agent_answers": 0.0, "agent_failures": 0.0, "agent_answers_dropped": 0.0}
@@ -196,27 +199,41 @@ class Agents:
         if any(rank.pace is not None for rank in status.ranks):
             self._watched[uid] = agent
         self._failures.pop(uid, None)
-        suspicion, missing = await self._at_standstill(agent, status, ask, again=True)
+        absent = await self._at_standstill(agent, status, ask, again=True)
         request = await self._pass_on_request(agent, live, ask)
-        live = replace(live, taken_request=request, suspicion=suspicion, missing=missing)
-        self._keep(uid, replace(live, stall=await self._stall(agent, status, ask, suspicion)))
+        live = replace(live, taken_request=request, **absent._asdict())
+        self._keep(uid, replace(live, stall=await self._stall(agent, status, ask, absent.suspicion)))
 
     async def _ask_beside(self, first: Agent, ask: Ask) -> None:
-        """Learn from another worker's agent whether its ranks wait for the first one's, whose agent does not answer."""
-        uid, other = first.job_uid, self._beside(first)
-        if other is None:
-            return
-        try:
-            status = decode_agent_status(await ask(other, self._token_of(uid), STATUS_PATH))
-        except Exception as error:
-            logger.debug("the agent of pod %s at %s does not answer, either: %r", other.pod_uid, other.host, error)
-            return
-        live = live_of(other, status)
-        if status is not None and live is not None:
-            self.counts["agent_answers"] += 1
-            self._failures.pop(uid, None)
-            still = standstill_of(status) is not None
-            self._keep(uid, replace(live, missing=await self._stacks.missing(first, ask)) if still else live)
+        """Learn from another worker's agent how its ranks are, and whether they wait for the first one's, whose agent
+        does not answer."""
+        uid = first.job_uid
+        for other in self._beside(first):
+            try:
+                status = decode_agent_status(await ask(other, self._token_of(uid), STATUS_PATH))
+            except Exception as error:
+                logger.debug("the agent of pod %s at %s does not answer, either: %r", other.pod_uid, other.host, error)
+                continue
+            live = live_of(other, status)
+            if status is not None and live is not None:
+                self.counts["agent_answers"] += 1
+                self._failures.pop(uid, None)
+                self._keep(uid, await self._of_another(first, other, status, live, ask))
+                return
+
+    async def _of_another(self, first: Agent, other: Agent, status: AgentStatus, live: Live, ask: Ask) -> Live:
+        """What another worker's agent says, with what is known from before; the first one's is silent."""
+        former, absent = self._live.get(first.job_uid), NOBODY
+        if former is not None and former.attempt == first.attempt:
+            live = replace(live, report=_gone_on(former, status))
+        if standstill_of(status) is not None:
+            absent = await self._stacks.absent(other, ask)
+            if former is not None and former.attempt == first.attempt and former.suspicion is not None:
+                absent = absent._replace(suspicion=former.suspicion)
+        stall = await self._stall(other, status, ask, absent.suspicion)
+        if stall is not None and stall.blame is None:
+            stall = replace(stall, blame=Blame(0, "does not answer, nor does the agent of its pod"))
+        return replace(live, stall=stall, **absent._asdict())
 
     async def _look_again(self, agent: Agent, ask: Ask) -> None:
         uid = agent.job_uid
@@ -226,22 +243,22 @@ class Agents:
             return
         if live is None or live.pod_uid != agent.pod_uid:
             return
-        suspicion, missing = await self._at_standstill(agent, status, ask, again=False)
-        live = replace(live, suspicion=suspicion, missing=missing)
-        if suspicion is not None:
+        absent = await self._at_standstill(agent, status, ask, again=False)
+        live = replace(live, **absent._asdict())
+        if absent.suspicion is not None:
             # Others wait for the next round for figures.
-            live = replace(live, stall=await self._stall(agent, status, ask, suspicion))
+            live = replace(live, stall=await self._stall(agent, status, ask, absent.suspicion))
         self._keep(uid, live)
 
     async def _status(self, agent: Agent, ask: Ask) -> AgentStatus | None:
         """What an agent answers; None: nothing that counts. It is then asked less often."""
         uid = agent.job_uid
-        self._gone.discard(uid)
+        self._silent.discard(uid)
         try:
             answer = await ask(agent, self._token_of(uid), STATUS_PATH)
         except Exception as error:
-            if isinstance(error, Unreachable):
-                self._gone.add(uid)
+            if isinstance(error, Unreachable | TimeoutError):
+                self._silent.add(uid)
             # Whatever it is, it costs this job's figures and nothing else.
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
             self._failed(uid, "agent_failures")
@@ -258,24 +275,24 @@ class Agents:
             self._live[uid] = live
             self._wake(uid)
 
-    async def _at_standstill(
-        self, agent: Agent, status: AgentStatus, ask: Ask, *, again: bool
-    ) -> tuple[Suspicion | None, frozenset[int]]:
-        """Return which rank hangs, and which workers are missing, where the ranks stand still; the first stays the same
+    async def _at_standstill(self, agent: Agent, status: AgentStatus, ask: Ask, *, again: bool) -> Absent:
+        """Return which rank hangs, and which workers do not answer, where the ranks stand still; a rank stays named
         for as long as they do. again: whether a gang is looked at again after _MOST_LOOKS that named nobody, or after
-        workers were found missing."""
+        workers were found that do not answer."""
         uid, live = agent.job_uid, self._live.get(agent.job_uid)
         if standstill_of(status) is None:
             del self._looks[uid]
-            return None, frozenset()
-        known = live is not None and live.pod_uid == agent.pod_uid
-        if live is not None and known and (live.suspicion is not None or (live.missing and not again)):
-            return live.suspicion, live.missing
+            return NOBODY
+        known = live is not None and live.attempt == agent.attempt
+        found = Absent(live.missing, live.silent, live.suspicion) if live is not None and known else NOBODY
+        absent = bool(found.missing or found.silent)
+        if (found.suspicion is not None and not absent) or (absent and not again):
+            return found
         if self._looks[uid] >= _MOST_LOOKS and not again:
-            return None, frozenset()
+            return NOBODY
         self._looks[uid] += 1
         suspicion = await self._stacks.suspicion(agent, ask)
-        return suspicion, frozenset() if suspicion is not None else await self._stacks.missing(agent, ask)
+        return await self._stacks.absent(agent, ask) if suspicion is None else Absent(suspicion=suspicion)
 
     async def _pass_on_request(self, agent: Agent, live: Live, ask: Ask) -> str | None:
         """Ask the ranks for a checkpoint where somebody has asked the job for another one since, or the ranks that took
@@ -311,17 +328,17 @@ class Agents:
             return None
         return await self._stacks.located(agent, ask, stall)
 
-    def _beside(self, first: Agent) -> Agent | None:
-        """The agent that is asked where the first worker's does not answer; None where the first one's node reports and
-        something is at its address."""
+    def _beside(self, first: Agent) -> list[Agent]:
+        """The agents that are asked where the first worker's does not answer, one after the other; none where the first
+        one's node reports, and something at its address answers otherwise than an agent."""
         key = self._world.key_of(first.job_uid)
         pods = [] if key is None else self._world.pods.group(f"{key.namespace}/{first.job_uid}")
         found = [(agent_of(first.job_uid, pod, any_worker=True), _is_silent(pod)) for pod in pods]
         gang = [(one, silent) for one, silent in found if one is not None and one.attempt == first.attempt]
-        if (first, True) not in gang and first.job_uid not in self._gone:
-            return None
+        if (first, True) not in gang and first.job_uid not in self._silent:
+            return []
         others = (one for one, silent in gang if not silent and one != first)
-        return min(others, key=lambda one: one.index, default=None)
+        return heapq.nsmallest(_MOST_BESIDE, others, key=lambda one: one.index)
 
     def _failed(self, uid: str, counted_as: str) -> None:
         self.counts[counted_as] += 1
@@ -341,9 +358,19 @@ class Agents:
             for uid in [uid for uid in memory if uid not in uids]:
                 del memory[uid]
         # The next attempt of the job is asked for what the former one has not written.
-        self._gone &= uids
+        self._silent &= uids
         for uid in [uid for uid in self._taken if self._world.key_of(uid) is None]:
             del self._taken[uid]
+
+
+def _gone_on(former: Live, status: AgentStatus) -> RankReport | None:
+    """Return what the first worker's agent has reported last, at the step that another one reports."""
+    reports = [rank.report for rank in status.ranks if rank.report is not None and rank.report.total_steps]
+    if former.report is None or not reports:
+        return former.report
+    newer = min(reports, key=lambda report: report.rank)
+    changes = {name: getattr(newer, name) for name in ("step", "phase", "remaining_seconds")}
+    return former.report.model_copy(update=changes)
 
 
 def _is_silent(pod: Raw) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from disttrain_api.report import (
     MAX_STACK_BYTES,
@@ -18,6 +18,7 @@ from disttrain_api.report import (
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.observed import Blame, Stall, Suspicion
+from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.stacks import blame_of, in_one_group, main_stack, wait_for_others
 from disttrain_operator.decide.suspicion import (
     LOOKS_APART_SECONDS,
@@ -26,6 +27,7 @@ from disttrain_operator.decide.suspicion import (
     standstill_of,
     suspect,
 )
+from disttrain_operator.kept_pod import read_pod
 from disttrain_operator.kube.slots import Slots
 from disttrain_operator.snapshot import World
 
@@ -39,6 +41,20 @@ GANGS_AT_A_TIME, _MOST_LETTERS = 4, 8 * 2**20
 """Gangs whose stacks are kept until all of their agents have answered, and what is kept of each."""
 
 Found = TypeVar("Found")
+
+
+class Absent(NamedTuple):
+    """Workers that those of their gang miss whose agents answer."""
+
+    missing: frozenset[int] = frozenset()
+    """Nothing answers at their addresses."""
+    silent: frozenset[int] = frozenset()
+    """Something is there, and their agents do not answer."""
+    suspicion: Suspicion | None = None
+    """Their first rank, if one is silent and the others have stood still for long."""
+
+
+NOBODY = Absent()
 
 
 class GangStacks:
@@ -56,15 +72,17 @@ class GangStacks:
         first worker does not say: then it is asked again. A program that is not the trainer cannot be asked."""
         if not stall.in_training:
             return stall
-
-        blame = self._blame(first)
+        gang, each = self._gang_of(first), self._ranks_per_pod(first)
+        absent, blame = dict.fromkeys((one.index * each for one in gang), ""), self._blame(first)
 
         def located(stacks: Mapping[int, str]) -> Stall | None:
             if stall.rank not in stacks:
                 return None
-            return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame(stacks))
+            # Where all that answer wait, it is for those of a pod that does not.
+            all_ranks = {**absent, **stacks} if wait_for_others(stacks) else stacks
+            return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame(all_ranks))
 
-        return await self._in_stacks(self._gang_of(first), ask, located)
+        return await self._in_stacks(gang, ask, located)
 
     async def suspicion(self, first: Agent, ask: Ask) -> Suspicion | None:
         """Return which rank hangs, where the ranks of all pods stand still, as soon as that can be known; None where
@@ -85,24 +103,28 @@ class GangStacks:
         standstill = await self._lasting(gang, ask, SLACK_SECONDS)
         return None if standstill is None else suspect(former, latter, standstill)
 
-    async def missing(self, first: Agent, ask: Ask) -> frozenset[int]:
-        """Return the workers at whose addresses nothing answers, while the ranks of all others stand still and wait for
-        other ranks; none where any other rank does something else, or an agent that is there does not answer."""
+    async def absent(self, first: Agent, ask: Ask) -> Absent:
+        """Return the workers whose agents do not answer, while the ranks of all others stand still and wait for other
+        ranks; none where any other rank does something else, or an agent answers otherwise."""
         gang = self._gang_of(first)
         if not self._is_whole(gang):
-            return frozenset()
-        found = await asyncio.gather(*(self._pace_of(one, ask) for one in gang))
-        silent = frozenset(one.index for one, pace in zip(gang, found, strict=True) if isinstance(pace, Unreachable))
-        others = [one for one in gang if one.index not in silent]
-        if not silent or not others or None in found:
-            return frozenset()
-        job = self._world.job(first.job_uid)
-        each = job.spec.workers.ranks_per_pod if job is not None and job.spec is not None else 0
+            return NOBODY
+        paces = dict(zip(gang, await asyncio.gather(*(self._pace_of(one, ask) for one in gang)), strict=True))
+        missing = frozenset(one.index for one, pace in paces.items() if isinstance(pace, Unreachable))
+        silent = frozenset(one.index for one, pace in paces.items() if isinstance(pace, TimeoutError))
+        others = {one: pace for one, pace in paces.items() if isinstance(pace, Standstill)}
+        if not (missing or silent) or not others or None in paces.values():
+            return NOBODY
+        each, still = self._ranks_per_pod(first), reduce(and_, others.values())
 
-        def all_wait(stacks: Mapping[int, str]) -> bool:
-            return len(stacks) == each * len(others) and wait_for_others(stacks)
+        def of_waiting(stacks: Mapping[int, str]) -> Absent:
+            if len(stacks) != each * len(others) or not wait_for_others(stacks):
+                return NOBODY
+            ranks = [one.index * each for one in paces if one.index in silent and self._is_ready(one)]
+            blame = self._blame(first)({**stacks, **dict.fromkeys(ranks, "")}) if ranks else None
+            return Absent(missing, silent, suspect(blame, blame, still))
 
-        return silent if await self._in_stacks(others, ask, all_wait) else frozenset()
+        return await self._in_stacks(list(others), ask, of_waiting)
 
     def _blame(self, first: Agent) -> Callable[[Mapping[int, str]], Blame | None]:
         """How the stacks of the ranks of this job are read."""
@@ -132,13 +154,14 @@ class GangStacks:
         found = [pace for pace in paces if isinstance(pace, Standstill)]
         return reduce(and_, found) if found and len(found) == len(gang) else None
 
-    async def _pace_of(self, agent: Agent, ask: Ask) -> Standstill | Unreachable | None:
-        """How long the ranks of an agent's pod have ended no step; None where they have, or it does not say."""
+    async def _pace_of(self, agent: Agent, ask: Ask) -> Standstill | Unreachable | TimeoutError | None:
+        """How long the ranks of an agent's pod have ended no step; None where they have, or it does not say. An error:
+        it does not answer."""
         try:
             status = decode_agent_status(await self._answer(agent, ask, STATUS_PATH))
         except Exception as error:
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
-            return error if isinstance(error, Unreachable) else None
+            return error if isinstance(error, Unreachable | TimeoutError) else None
         return standstill_of(status) if status is not None and live_of(agent, status) is not None else None
 
     def _gang_of(self, first: Agent) -> list[Agent]:
@@ -157,8 +180,7 @@ class GangStacks:
 
     async def _stacks_of(self, agent: Agent, ask: Ask, pods: int) -> dict[int, str]:
         """The main stacks of the ranks of an agent's pod; none where it does not tell them. pods: of the gang."""
-        job = self._world.job(agent.job_uid)
-        each = job.spec.workers.ranks_per_pod if job is not None and job.spec is not None else 0
+        each = self._ranks_per_pod(agent)
         try:
             answer = await self._answer(agent, ask, STACKS_PATH)
         except Exception as error:
@@ -172,6 +194,15 @@ class GangStacks:
     async def _answer(self, agent: Agent, ask: Ask, path: str) -> bytes:
         async with self._agents.of(self._namespace([agent])):
             return await ask(agent, self._token_of(agent.job_uid), path)
+
+    def _is_ready(self, agent: Agent) -> bool:
+        """Whether its node reports, as far as Kubernetes has noticed."""
+        raw = self._world.pods.get(agent.pod_uid)
+        return raw is not None and not is_unready(read_pod(raw)["status"])
+
+    def _ranks_per_pod(self, agent: Agent) -> int:
+        job = self._world.job(agent.job_uid)
+        return job.spec.workers.ranks_per_pod if job is not None and job.spec is not None else 0
 
     def _namespace(self, gang: list[Agent]) -> str:
         key = self._world.key_of(gang[0].job_uid) if gang else None

@@ -115,6 +115,8 @@ class Sources:
     """The last answer of a job's agent, by the job's uid."""
     unreachable_of: Callable[[str], frozenset[str]] = lambda uid: frozenset()
     """Uids of a job's pods that others miss and that are unreachable, by the job's uid."""
+    silent_of: Callable[[str], frozenset[str]] = lambda uid: frozenset()
+    """The same of those whose agents do not answer though their nodes live."""
     event_of: Callable[[str], PodEvent | None] = lambda uid: None
     """What holds up a pod of a job, by its Events, by the job's uid."""
 
@@ -226,6 +228,7 @@ class World:
             live=sources.live_of(job.uid),
             order=self.orders.get(job.uid),
             unreachable=sources.unreachable_of(job.uid),
+            silent=sources.silent_of(job.uid),
             pod_event=sources.event_of(job.uid),
         )
 

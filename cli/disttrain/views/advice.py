@@ -40,6 +40,8 @@ FAILED: dict[str, str] = {
     "Preempted": "Give the job a higher `priorityClassName`, or let it wait in a queue",
     "Drained": "Nothing: the node was drained, and the job continues elsewhere",
     "PodLost": "Find out what deletes pods (`disttrain events {name}`)",
+    "PodSilent": "Look at the pod's processes on its node (`ps`: state T is stopped, D waits for a disk), and at its"
+    " memory",
     "Stopped": "Find out what stops pods: they ended on SIGTERM",
     "Fenced": "Nothing: a newer attempt owns the checkpoints",
     "RestartsExhausted": "Fix the cause and submit the job again: with `storage` it continues from the last checkpoint",

@@ -69,6 +69,11 @@ def node_is_lost(pod: PodFacts) -> Cause:
     return Cause(pod, FailureClass.NODE_LOST, Reason.NODE_LOST)
 
 
+def pod_is_silent(pod: PodFacts) -> Cause:
+    """The cause where peers miss a pod whose agent does not answer, though its node lives."""
+    return Cause(pod, FailureClass.POD_LOST, Reason.POD_SILENT)
+
+
 def cause_of(pod: PodFacts) -> Cause:
     """The cause of a pod's failure; a pod without any trace was lost."""
     class_ = _class(pod)

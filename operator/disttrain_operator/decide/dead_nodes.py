@@ -19,11 +19,14 @@ UNNOTICED_SECONDS = 60
 
 
 def is_unreachable(pod: PodFacts, gang: Gang) -> bool:
-    """Return whether nothing answers at the address of a pod that is up, while others miss it. Where that is so of most
-    pods, it is the operator that does not hear them."""
-    unreachable = gang.observed.unreachable
-    few = 2 * len(unreachable) <= len(gang.members)
-    return few and pod.uid in unreachable and is_up(pod)
+    """Return whether nothing answers at the address of a pod that is up, while others miss it."""
+    return hears_most(gang) and pod.uid in gang.observed.unreachable and is_up(pod)
+
+
+def hears_most(gang: Gang) -> bool:
+    """Return whether the operator hears of at least half of the pods: else it may be itself at fault."""
+    observed = gang.observed
+    return 2 * len(observed.unreachable | observed.silent) <= len(gang.members)
 
 
 def forced_at_once(gang: Gang) -> frozenset[str]:

@@ -9,12 +9,13 @@ from disttrain_api.names import Role
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.status import Replacement
 from disttrain_operator.decide.attempt_history import ran
-from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost
+from disttrain_operator.decide.cause import Cause, cause_of, node_is_lost, pod_is_silent
 from disttrain_operator.decide.clock import after
-from disttrain_operator.decide.dead_nodes import is_unreachable
+from disttrain_operator.decide.dead_nodes import hears_most, is_unreachable
 from disttrain_operator.decide.failure_policy import MatchedAction, gang_action, match_failure_policy
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
+from disttrain_operator.decide.missed import missed
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
 from disttrain_operator.decide.replaceable import replaceable, waits_for_lost_pods
 from disttrain_operator.plan.identity import pod_name
@@ -52,6 +53,8 @@ class Failures:
         else:
             silent = [pod for pod in self._awaited() if self._is_silent(pod) and pod.uid not in known]
         causes += map(node_is_lost, silent)
+        known |= {pod.uid for pod in silent}
+        causes += [pod_is_silent(pod) for pod in self._unanswering() if pod.uid not in known]
         found = [(cause, match_failure_policy(self.gang.spec.run_policy, cause)) for cause in causes]
         alone = replaceable(self.gang, found)
         return tuple((cause, _ALONE if cause.pod.name in alone else matched) for cause, matched in found)
@@ -128,6 +131,13 @@ class Failures:
     def _is_silent(self, pod: PodFacts) -> bool:
         """Whether nothing is heard of the pod's node, by its kubelet or at the pod's address."""
         return pod.cut_off or is_unreachable(pod, self.gang)
+
+    def _unanswering(self) -> Iterator[PodFacts]:
+        """Pods that the others miss, whose agents do not answer though their nodes live."""
+        observed = self.gang.observed
+        for pod in missed(self.gang.pods, observed.live):
+            if hears_most(self.gang) and pod.uid in observed.silent and not pod.cut_off:
+                yield pod
 
     def _stuck_terminating(self) -> Iterator[PodFacts]:
         """Pods that somebody deleted and that do not end."""

@@ -1,7 +1,8 @@
-"""Which pods the others of their gang miss, though the cluster says that they run: their nodes may be dead.
+"""Which pods the others of their gang miss, though the cluster says that they run: their nodes may be dead, or their
+processes be stopped.
 
-Kubernetes says so of a node after most of a minute. Whether anything answers at the pod's address is known much sooner;
-that alone is no loss, as the network between the operator and one node may be at fault.
+Kubernetes says so of a node after most of a minute, and of processes never. Whether anything answers at the pod's
+address is known much sooner; that alone is no loss, as the network between the operator and one node may be at fault.
 """
 
 from collections.abc import Iterable
@@ -30,5 +31,5 @@ def missed(pods: Iterable[PodFacts], live: Live | None) -> tuple[PodFacts, ...]:
     gang = [pod for pod in there if pod.attempt == newest]
     failed = [pod for pod in gang if pod.program_failed]
     lost_a_peer = bool(failed) and all(cause_of(pod).symptom for pod in failed)
-    known = live.awaited | live.missing
+    known = live.awaited | live.missing | live.silent
     return tuple(pod for pod in gang if pod.role is Role.WORKER and is_up(pod) and (lost_a_peer or pod.index in known))

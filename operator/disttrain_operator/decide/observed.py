@@ -292,6 +292,8 @@ class Live:
     """Workers whose pods it has lost, and whose replacements all ranks wait for."""
     missing: frozenset[int] = frozenset()
     """Workers at whose addresses nothing answers, while the ranks of all others stand still and wait."""
+    silent: frozenset[int] = frozenset()
+    """Workers whose agents do not answer though something is at their addresses, while the same is so."""
     taken_request: str | None = None
     """The last request for a checkpoint that it has taken. None: none that is known."""
     suspicion: Suspicion | None = None
@@ -335,6 +337,8 @@ class Observed:
     """The attempt for which this process has asked for all that its pods need, and how often again."""
     unreachable: frozenset[str] = frozenset()
     """Uids of pods that others miss, and at whose addresses nothing has answered for a while."""
+    silent: frozenset[str] = frozenset()
+    """Uids of pods that others miss, whose agents have not answered for a while though their nodes live."""
     order: Order | None = None
     """The last order to restart in place that this process has given for the job."""
 

@@ -88,12 +88,17 @@ def _of_replaced(
 
 def _sentence(cause: Cause, rank: int | None, policy: RunPolicy) -> str:
     pod = cause.pod
+    where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
+    if cause.reason == Reason.POD_SILENT:
+        return (
+            f"{pod.role} {pod.index} ({where}) does not answer though its node lives, and the others wait for it: its"
+            " processes may be stopped, swapped out, or in a debugger"
+        )
     if cause.class_ is FailureClass.POD_LOST:
         return f"pod {pod.name} ({pod.role} {pod.index}) was deleted while the job ran"
     subject = f"{pod.role} {pod.index}" if rank is None else f"rank {rank}"
     if pod.exit is not None and pod.exit.init_container is not None:
         subject = f"init container {pod.exit.init_container} of {subject}"
-    where = f"pod {pod.name}" + (f" on node {pod.node}" if pod.node else "")
     detail = _detail(cause, policy)
     return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
 

@@ -30,6 +30,8 @@ class World:
     live: Live | None = None
     unreachable: set[str] = field(default_factory=set)
     """Uids of pods at whose addresses nothing answers."""
+    silent: set[str] = field(default_factory=set)
+    """Uids of pods whose agents do not answer though their nodes live."""
     events: list[Event] = field(default_factory=list)
     status_writes: int = 0
     created: int = 0
@@ -46,7 +48,10 @@ class World:
         """What the operator decides now."""
         supported = (self.supports[-1].attempt, self.supports[-1].tries) if self.supports else None
         observed = observe(self.pods.values(), self.gone, self.problems, self.services, pod_event=self.pod_event)
-        observed = replace(observed, supported=supported, live=self.live, unreachable=frozenset(self.unreachable))
+        observed = replace(
+            observed, supported=supported, live=self.live, unreachable=frozenset(self.unreachable),
+            silent=frozenset(self.silent),
+        )  # fmt: skip
         return decide(self.job, observed, self.now)
 
     def step(self, *, crash_after: int | None = None, repeat: int = 1) -> Decision:

@@ -1,5 +1,5 @@
-"""How long until a pod on a dead node is known to be lost, and has a replacement: the operator asks at its own pace, in
-a time of its own."""
+"""How long until a pod on a dead node, or a stopped one, is known to be lost, and has a replacement: the operator asks
+at its own pace, in a time of its own."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from disttrain_api.status import JobStatus
+from disttrain_operator.agent_client import ANSWER_SECONDS as TOTAL_SECONDS
 from disttrain_operator.agent_client import CONNECT_SECONDS, STACKS_PATH, Agent
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.agents import Agents
@@ -27,10 +28,11 @@ WAITS = 'Current thread 0x1 (most recent call first):\n  File "/torch/distribute
 
 
 class Dying:
-    """A job of two pods with a rank each, whose steps take a fifth of a second; then the node of one has no power."""
+    """A job of two pods with a rank each, whose steps take a fifth of a second; then the node of one has no power, or
+    a signal stops the processes of the pod."""
 
-    def __init__(self, victim: int) -> None:
-        self.loop, self.victim, self.died = JumpingLoop(), victim, float("inf")
+    def __init__(self, victim: int, *, stopped: bool = False) -> None:
+        self.loop, self.victim, self.died, self.stopped = JumpingLoop(), victim, float("inf"), stopped
         policy = {"restartStrategy": "InPlace"}
         self.raw_job = a_raw_job(runPolicy=policy)
         self.raw_job["metadata"]["resourceVersion"] = "4"
@@ -45,13 +47,16 @@ class Dying:
         """What the operator does when it is woken, as far as it matters here: it knows that the pod is lost."""
         snapshot = self.world.snapshot(uid)
         assert snapshot is not None
-        unreachable = self.silent.unreachable(uid)
+        lost = self.silent.silent(uid) if self.stopped else self.silent.unreachable(uid)
         pods = missed(snapshot[1].pods, self.agents.live(uid))
-        if any(pod.uid in unreachable and pod.index == self.victim for pod in pods):
+        if any(pod.uid in lost and pod.index == self.victim for pod in pods):
             self.done.set()
 
     async def ask(self, agent: Agent, token: str, path: str) -> bytes:
         still = self.loop.now - self.died
+        if agent.index == self.victim and still >= 0 and self.stopped:
+            await asyncio.sleep(TOTAL_SECONDS)
+            raise TimeoutError
         if agent.index == self.victim and still >= 0:
             await asyncio.sleep(CONNECT_SECONDS)
             raise Unreachable
@@ -116,3 +121,11 @@ def test_a_pod_on_a_dead_node_is_known_within_15_seconds_whenever_it_dies(victim
     taken = [Dying(victim).seconds_until_done(1.0 + moment) for moment in (0.0, 0.3, 0.6, 0.9, 4.0, 8.0, 8.9)]
     assert min(taken) > 6.0
     assert max(taken) <= 15.0, taken
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_pod_is_known_within_a_minute_where_another_one_of_its_node_answers(victim: int) -> None:
+    moments = (0.0, 0.3, 0.6, 0.9, 4.0, 8.0, 8.9)
+    taken = [Dying(victim, stopped=True).seconds_until_done(1.0 + moment) for moment in moments]
+    assert min(taken) > 30.0
+    assert max(taken) <= 50.0, taken

@@ -15,12 +15,16 @@ from disttrain_agent.step_clock import KEPT_STEPS, LEAST_STEPS
 from disttrain_api.report import STOPPED, AgentStatus, RankPhase, RankReport, RankStatus, Stacks, StepPace
 from disttrain_operator.agent_client import Agent
 from disttrain_operator.agents import WATCH_SECONDS
+from disttrain_operator.decide.hang import MIN_SECONDS
 from disttrain_operator.decide.observed import Live
+from disttrain_operator.silent_pods import SilentPods
 from tests.builders import UID
 from tests.unit.operator.agent_fleet import Fleet, Raw, a_pod
 
 PODS, SEEDS = [1, 2, 7, 32, 128], range(4)
 HOUR, ROUND_SECONDS, DEADLINE, STEPS = 3600.0, 10.0, 240, 10**6
+GRACE_SECONDS = 40.0
+"""Until Kubernetes calls a node not ready that does not report."""
 _STACK = 'Current thread 0x1 (most recent call first):\n  File "{}", line 3 in {}\n'
 WAITS, WAITS_ELSEWHERE = (_STACK.format("/torch/distributed/c10d.py", name) for name in ("all_reduce", "barrier"))
 COMPUTES, READS = _STACK.format("/a/model.py", "forward"), _STACK.format("/a/data.py", "read")
@@ -30,6 +34,7 @@ def a_pod_of_many(index: int) -> Raw:
     """A worker's pod of a job of any size."""
     pod = a_pod(1, 1)
     pod["metadata"] |= {"uid": f"uid-{index}", "name": f"pod-{index}"}
+    pod["spec"]["nodeName"] = f"node-{index}"
     pod["metadata"]["labels"]["disttrain.io/index"] = str(index)
     return pod
 
@@ -51,7 +56,7 @@ class Gang(Fleet):
         self.changed = 0.0
         """When all ranks last began or ended a step."""
         self.frozen: set[int] = set()
-        """Pods whose processes a signal has stopped, the agent's too."""
+        """Pods whose processes do not run, as those of their whole nodes."""
         self.stood = [0.0] * pods
         """Seconds since `changed` in which a pod was frozen."""
         self.deaf: set[int] = set()
@@ -59,11 +64,21 @@ class Gang(Fleet):
         self.busy: dict[int, str] = {}
         """Stacks of ranks that do something else than to wait, while others wait for them."""
         self.hangs: int | None = None
+        self.not_ready: set[int] = set()
+        """Pods of nodes that Kubernetes calls not ready."""
+        self.settled = 0.0
+        """When the last of them has been ready for so long that a hang may be one."""
         self.plan: deque[tuple[float, Callable[[], None]]] = deque()
         self.ends = 0.0
+        self.stops = False
+        """Whether nodes are stopped in the next step."""
         self.then: Callable[[], None] = self.start
-        self.alarms: list[tuple[float, Live]] = []
+        self.alarms: list[tuple[float, object]] = []
         self.answers, self.stacks = self.status, self.where
+        self.silent_pods = SilentPods(
+            self.world, str, self.agents.live, lambda uid: None, lambda: True, clock=lambda: self.now
+        )
+        self.world.snapshot(UID)
 
     def start(self) -> None:
         """A life of the ranks begins: a checkpoint or the parameters of another job are loaded, then the first step is
@@ -103,6 +118,9 @@ class Gang(Fleet):
         usual, event = self.seconds * chance.uniform(0.8, 1.1), 100 * chance.random()
         # At worst the stacks of a usual step are those of a hang: one rank waits elsewhere than all others.
         self.busy = {self.pods - 1: WAITS_ELSEWHERE}
+        if self.stops:
+            self.is_stopped(usual)
+            return
         if event < 0.2:
             self.busy = dict.fromkeys(range(self.pods), COMPUTES)
             usual += chance.uniform(0, 60)
@@ -155,6 +173,19 @@ class Gang(Fleet):
             self.stood[pod] += now - self.now
         self.now = now
 
+    def kubernetes_notices(self) -> None:
+        """Nodes that stand still are not ready after a while, and ready as soon as they go on."""
+        found = {pod for pod in self.frozen if self.stood[pod] >= GRACE_SECONDS}
+        if found == self.not_ready:
+            return
+        for index in found ^ self.not_ready:
+            pod = a_pod_of_many(index)
+            pod["metadata"]["resourceVersion"] = f"{self.now:.0f}0"
+            pod["status"]["conditions"] = [{"type": "Ready", "status": str(index not in found)}]
+            self.world.pods.observe(pod)
+        self.not_ready, self.settled = found, self.now + MIN_SECONDS
+        self.world.snapshot(UID)
+
     def status(self, agent: Agent) -> bytes:
         if agent.index in self.frozen or agent.index in self.deaf:
             raise TimeoutError
@@ -193,8 +224,14 @@ class Gang(Fleet):
                 live = await self.round()
             else:
                 live = await self.watch()
-            if live is not None and (live.suspicion or live.stall or live.missing):
+            if live is not None and (live.suspicion or live.missing):
                 self.alarms.append((self.now, live))
+            if live is not None and live.stall and not self.not_ready and self.now >= self.settled:
+                self.alarms.append((self.now, live.stall))
+            await self.silent_pods.round(self._ask)
+            if lost := self.silent_pods.silent(UID) | self.silent_pods.unreachable(UID):
+                self.alarms.append((self.now, lost))
+            self.kubernetes_notices()
             await self.sleep(WATCH_SECONDS)
 
 
@@ -207,6 +244,22 @@ async def test_an_hour_of_a_gang_has_no_alarm(pods: int, seed: int) -> None:
         await gang.passes(ROUND_SECONDS)
     await gang.passes(HOUR)
     assert gang.alarms == []
+
+
+@pytest.mark.parametrize("pods", [2, 7])
+async def test_nodes_that_are_stopped_and_go_on_raise_no_alarm(pods: int) -> None:
+    """Red where a pod is silent before its node could be called not ready, or though it is; and where it is named."""
+    for seed in range(12):
+        gang = Gang(pods, random.Random(seed))
+        while len(gang.times) < LEAST_STEPS:
+            await gang.passes(ROUND_SECONDS)
+        # From now on this is the longest step by far, which hides the next ones.
+        gang.stops = True
+        while not gang.frozen:
+            await gang.passes(WATCH_SECONDS)
+        gang.stops = False
+        await gang.passes(1600.0)
+        assert gang.alarms == [], seed
 
 
 @pytest.mark.parametrize("pods", PODS[1:])

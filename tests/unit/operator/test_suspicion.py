@@ -243,11 +243,11 @@ async def test_an_agent_that_does_not_answer_between_rounds_is_not_asked_there_a
     fleet.answers = refuses
     for _ in range(3):
         await fleet.watch()
-    assert len(fleet.asked) == 2
+    assert [agent.index for agent, _ in fleet.asked] == [0, 0, 1]
     fleet.answers = lambda agent: a_still_answer(0.5)
     await fleet.round()
     await fleet.watch()
-    assert len(fleet.asked) == 4
+    assert [agent.index for agent, _ in fleet.asked] == [0, 0, 1, 0, 0]
 
 
 async def test_a_job_whose_ranks_take_no_steps_is_asked_in_rounds_for_figures_alone() -> None:
