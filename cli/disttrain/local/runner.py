@@ -24,6 +24,8 @@ from disttrain.local.left_out import left_out
 from disttrain.local.pods import Pods
 from disttrain.local.ports import free_ports
 from disttrain.local.progress import LiveProgress, live
+from disttrain.local.silent import LOOK_SECONDS, SilentAgents, Waiting, Worker
+from disttrain_api.agent_token import agent_token
 from disttrain_api.names import Env, Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
@@ -32,6 +34,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, Decision, DeletePod, Event
 from disttrain_operator.decide.observed import Job, Live, job_facts
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.decide.replaceable import waits_for_lost_pods
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
 from disttrain_operator.plan.environment import scratch_environment
 from disttrain_operator.plan.identity import child_name
@@ -73,6 +76,7 @@ class LocalRun:
         self._unwritten: str | None = None
         self._left_out_reported = False
         self._live: Live | None = None
+        self._waiting = Waiting()
 
     @property
     def job(self) -> Job:
@@ -80,12 +84,15 @@ class LocalRun:
 
     async def run(self) -> JobStatus:
         """Until the job has finished or is suspended, and no process of it is left."""
-        watching = asyncio.create_task(self._watch_progress())
+        watching = [asyncio.create_task(self._watch_progress())]
+        if waits_for_lost_pods(_spec(self.job)):
+            watching.append(asyncio.create_task(self._watch_agents()))
         try:
             while not await self._step():
                 pass
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await self._pods.close()
             self.folder.forget_pods()
             if self._unwritten is not None:
@@ -116,8 +123,9 @@ class LocalRun:
         job = self.job
         # Loopback addresses need no Service.
         services = [child_name(job.name, job.uid)]
-        seen = observe(self._pods.raw, self._pods.gone, services=services, live=self._live)
-        decision = decide(job, seen, now)
+        heard = self._live and replace(self._live, awaited=self._waiting.awaited)
+        seen = observe(self._pods.raw, self._pods.gone, services=services, live=heard)
+        decision = decide(job, replace(seen, silent=self._waiting.silent), now)
         written = self._write(job, decision)
         for action in decision.actions:
             await self._execute(job, action)
@@ -250,6 +258,24 @@ class LocalRun:
                 self.view.progress(shown)
             if look % _LOOKS_PER_STATUS == 0:
                 self._learn(live(self._pods.raw, self.folder.scratch, self.folder.termination_log))
+
+    async def _watch_agents(self) -> None:
+        """Have pods replaced that are stopped while others wait for them."""
+        agents = SilentAgents(agent_token(self._token), asyncio.get_running_loop().time)
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            waiting = await agents.look(self._workers())
+            if waiting != self._waiting:
+                self._waiting = waiting
+                self._changed.set()
+
+    def _workers(self) -> list[Worker]:
+        """The pods of the newest attempt that run and have an agent."""
+        pods = [pod for pod in observe(self._pods.raw).pods if pod.role is Role.WORKER and pod.undisturbed]
+        newest = max((pod.attempt for pod in pods), default=0)
+        loopback = self._sites[newest].loopback if newest in self._sites else None
+        ports = loopback.agent_ports if loopback is not None else ()
+        return [Worker(pod.uid, pod.index, ports[pod.index]) for pod in pods if pod.attempt == newest and ports]
 
     def _learn(self, seen: Live | None) -> None:
         """Have the next decision see what the first worker says."""
