@@ -38,3 +38,32 @@ def test_running_statistics_are_those_of_a_model_that_keeps_all(what, momentum, 
         torch.testing.assert_close(anew.state_dict()[name], value, rtol=1e-12, atol=0, msg=name)
     for name, parameter in kept.named_parameters():
         torch.testing.assert_close(anew.get_parameter(name).grad, parameter.grad, rtol=1e-10, atol=1e-14, msg=name)
+
+
+class Block(nn.Module):
+    """A layer of a user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+@pytest.mark.parametrize("what", ActivationCheckpointing)
+def test_layers_whose_activations_are_computed_anew_are_compiled(what):
+    torch._dynamo.reset()
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    layers = [Block(), Block()]
+    recompute(layers, what)
+    for layer in layers:
+        layer.compile(backend=note)
+        layer(torch.ones(2, 4)).sum().backward()
+    assert graphs
+    assert all(parameter.grad is not None for layer in layers for parameter in layer.parameters())

@@ -64,9 +64,15 @@ def recompute(layers: Sequence[nn.Module], what: ActivationCheckpointing) -> Non
         counting = [one for one in layer.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
         if counting:
             options = {"context_fn": functools.partial(_count_once, counting, **options)}
-        layer.forward = functools.partial(  # type: ignore[method-assign]
-            checkpoint, layer.forward, use_reentrant=False, **options
-        )
+        layer.forward = functools.partial(_recomputed, layer.forward, options)  # type: ignore[method-assign]
+
+
+def _recomputed(
+    forward: Callable[..., object], options: dict[str, Callable[[], _Contexts]], *inputs: object, **named: object
+) -> object:
+    """Return what `forward` does. A function of our own: torch compiles what it finds below `checkpoint` only from the
+    frame that calls it, and a layer whose `forward` is `checkpoint` itself runs as if nothing was compiled."""
+    return checkpoint(forward, *inputs, use_reentrant=False, **options, **named)
 
 
 def offload(device: torch.device, enabled: bool) -> AbstractContextManager[object]:
