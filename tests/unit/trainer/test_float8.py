@@ -1,14 +1,16 @@
 """Linear layers that multiply in FP8: which, in each layout alike, and what is refused. A CPU emulates the products."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from disttrain_api.training import Float8Recipe
+from disttrain_api.training import ActivationCheckpointing, Float8Recipe
 from disttrain_trainer.moe.experts import FeedForwardExperts
 from disttrain_trainer.moe.layer import MixtureOfExperts
+from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.float8 import linear_layers, multiply_in_float8
 from disttrain_trainer.runtime.device import GLOO, NCCL, Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration
@@ -211,6 +213,33 @@ def test_a_model_without_such_layers_is_refused():
 def test_an_image_without_torchao_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     assert "the package torchao is not in the image; install `disttrain[fp8]`" in refusal(Model())
+
+
+@pytest.mark.parametrize(
+    ("what", "again"),
+    [
+        (ActivationCheckpointing.NONE, False),
+        (ActivationCheckpointing.SELECTIVE, False),
+        (ActivationCheckpointing.FULL, True),
+    ],
+)
+def test_products_that_are_not_emulated_are_kept_as_other_products(monkeypatch, what, again):
+    """By `Selective`, whose operators name none in FP8: torchao's tensors come to the same ones."""
+    products, multiply = [], torch._scaled_mm
+
+    def noted(*factors, **options):
+        products.append(1)
+        return multiply(*factors, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", noted)
+    block = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    model = nn.Sequential(block, nn.Linear(32, 32)).bfloat16()
+    as_a_gpu = SimpleNamespace(emulates_float8=lambda recipe: False)
+    assert multiply_in_float8(model, Float8Recipe.TENSORWISE, as_a_gpu).startswith("2 linear layers")
+    recompute([block], what)
+    model(torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    # Two layers: forward, and for both gradients.
+    assert (len(products) > 2 * 3) is again
 
 
 @pytest.mark.parametrize(
