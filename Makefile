@@ -67,8 +67,13 @@ test-all: setup ## Everything, up to a real cluster that it starts itself: 50 mi
 	$(BIN)/python -m tests.run --all $(addprefix --without ,$(WITHOUT)) $(TESTS)
 
 .PHONY: test-oldest
-test-oldest: setup-oldest ## The gate's tests of the trainer and the session with the oldest torch and transformers that pyproject.toml allows (TESTS=… for others)
-	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest $(or $(TESTS),tests/unit/trainer tests/unit/session)
+test-oldest: setup-oldest ## The gate's tests of the trainer and the session, and those of all families of models, with the oldest torch and transformers that pyproject.toml allows (TESTS=… for others)
+ifdef TESTS
+	$(OLDEST)/bin/python -m pytest $(TESTS)
+else
+	DISTTRAIN_TESTS=gate $(OLDEST)/bin/python -m pytest tests/unit/trainer tests/unit/session
+	$(OLDEST)/bin/python -m pytest tests/unit/trainer/test_transformers_exports.py tests/unit/trainer/test_transformers_layouts.py
+endif
 
 .PHONY: mutants
 mutants: setup ## Break 100 places of the operator's core and 60 of the trainer, and name what no test of the gate notices: hours

@@ -32,6 +32,7 @@ from tools.cluster import mounts
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "build" / "tests"
 TRAINER = "tests/unit/trainer"
+FAMILIES = f"{TRAINER}/test_transformers_exports.py {TRAINER}/test_transformers_layouts.py"
 BESIDE = 2
 """So many steps of one group run beside each other."""
 GRACE_SECONDS = 30.0
@@ -65,11 +66,14 @@ def folders(*names: str) -> list[str]:
     return [f"tests/unit/{name}" for name in names]
 
 
-# Not `make test-oldest`: make's exit code is not pytest's.
-OLDEST = (
-    "make --silent setup-oldest && "
-    f"DISTTRAIN_TESTS=gate exec .venv-oldest/bin/python -m pytest --durations=100 {TRAINER} tests/unit/session"
-)
+def oldest_step(name: str, tests: str, *, gate: bool) -> Step:
+    """Tests with the oldest versions. Not `make test-oldest`: make's exit code is not pytest's."""
+    chosen = "DISTTRAIN_TESTS=gate " if gate else ""
+    pytest = f"{chosen}exec .venv-oldest/bin/python -m pytest --durations=100 {tests}"
+    command = ("sh", "-c", f"make --silent setup-oldest && {pytest}")
+    return Step(name, command, 3600, needs=(compiler,), alone="make test-oldest TESTS='ID'")
+
+
 ON_CPU = "DISTTRAIN_GPU_TESTS_DEVICE=cpu"
 OPERATOR = folders("agent", "api", "decide", "gate", "operator", "plan")
 GATE = (
@@ -99,12 +103,14 @@ ALL = (
             alone=f"{ON_CPU} .venv/bin/python -m pytest 'ID'",
         ),
         # What machines with GPUs bring is older than what is pinned here.
-        Step("oldest-torch", ("sh", "-c", OLDEST), 3600, needs=(compiler,), alone="make test-oldest TESTS='ID'"),
+        oldest_step("oldest-torch", f"{TRAINER} tests/unit/session", gate=True),
     ),
     (
         pytest_step("integration", "tests/integration", seconds=3600, needs=(api_server,)),
         pytest_step("local", "tests/local", seconds=3600),
         pytest_step("browser", "tests/browser", seconds=1800, needs=(browser, api_server)),
+        # A family of models may be another one in an older version of transformers.
+        oldest_step("oldest-models", FAMILIES, gate=False),
     ),
     # Has the machine for itself: a cluster is many processes, and some of their limits are Kubernetes' own.
     (pytest_step("e2e", "tests/e2e", seconds=3600, needs=(api_server, cluster)),),
