@@ -31,7 +31,7 @@ from benchmarks import hanging_code, harness
 from benchmarks.local_agents import INTERVAL_SECONDS, LocalAgent, asking, polled, world_of
 from benchmarks.local_job import Job, running
 from benchmarks.local_start import DISTTRAIN
-from disttrain_operator.decide.observed import Stall, Suspicion
+from disttrain_operator.decide.live import Stall, Suspicion
 
 RANKS = 3
 DEADLINE_SECONDS = 60

@@ -14,7 +14,7 @@ from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, TOKEN_HEADER, Labe
 from disttrain_api.pod_address import pod_address
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
 from disttrain_operator.agent_http import exchange
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.kube.auth import Access, ClientCertificate
 from disttrain_operator.kube.cache import Raw
 from disttrain_operator.kube.client import read_body

@@ -30,7 +30,7 @@ from disttrain_operator.agent_client import (
 )
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.hang import exceeds, stall_of
-from disttrain_operator.decide.observed import Blame, Live, Stall, Suspicion
+from disttrain_operator.decide.live import Blame, Live, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.suspicion import standstill_of
 from disttrain_operator.gang_stacks import NOBODY, Absent, GangStacks

@@ -17,7 +17,7 @@ from disttrain_api.report import (
 )
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.agent_http import Unreachable
-from disttrain_operator.decide.observed import Blame, Stall, Suspicion
+from disttrain_operator.decide.live import Blame, Stall, Suspicion
 from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.stacks import blame_of, in_one_group, main_stack, wait_for_others
 from disttrain_operator.decide.suspicion import (

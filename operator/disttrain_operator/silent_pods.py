@@ -21,8 +21,8 @@ from disttrain_operator.agent_client import (
     ask_directly,
 )
 from disttrain_operator.agent_http import Unreachable
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.missed import is_up, missed
-from disttrain_operator.decide.observed import Live
 from disttrain_operator.fair_queue import FairQueue
 from disttrain_operator.snapshot import World
 

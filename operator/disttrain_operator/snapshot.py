@@ -10,16 +10,8 @@ from functools import partial
 from disttrain_api.names import GROUP, PLURAL, VERSION
 from disttrain_api.ownership import controlling_job
 from disttrain_operator.decide.decision import Order
-from disttrain_operator.decide.observed import (
-    Admission,
-    CreateProblem,
-    Job,
-    Live,
-    Observed,
-    PodEvent,
-    PodFacts,
-    in_words,
-)
+from disttrain_operator.decide.live import Live
+from disttrain_operator.decide.observed import Admission, CreateProblem, Job, Observed, PodEvent, PodFacts, in_words
 from disttrain_operator.decide.reading import pod_facts
 from disttrain_operator.facts import Facts
 from disttrain_operator.kept_job import is_long, keep, same_spec

@@ -10,7 +10,7 @@ from disttrain_agent.environment import report_dir
 from disttrain_api.names import Label, Role
 from disttrain_api.report import RankReport, RestartsInPlace, decode_pod_report
 from disttrain_api.status import JobStatus
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, Decision, DeletePod, Event
-from disttrain_operator.decide.observed import Job, Live, job_facts
+from disttrain_operator.decide.live import Live
+from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.decide.replaceable import waits_for_lost_pods
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret

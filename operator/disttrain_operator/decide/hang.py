@@ -11,7 +11,8 @@ from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import MatchedAction, match_failure_policy
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.observed import PodFacts, Stall
+from disttrain_operator.decide.live import Stall
+from disttrain_operator.decide.observed import PodFacts
 
 MIN_SECONDS = 60
 """Ranks of which none is suspected have so long at least, and a pod that became ready."""

@@ -6,7 +6,7 @@ from disttrain_api.bounds import continued
 from disttrain_api.run_policy import FailureAction, RestartStrategy
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.decision import Event, RestartInPlace, State, Transition
-from disttrain_operator.decide.observed import Stall
+from disttrain_operator.decide.live import Stall
 from disttrain_operator.decide.situation import Situation
 
 ORDER_SECONDS = 90

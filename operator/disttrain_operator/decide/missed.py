@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from disttrain_api.names import Role
 from disttrain_operator.decide.cause import cause_of
-from disttrain_operator.decide.observed import Live, PodFacts
+from disttrain_operator.decide.live import Live
+from disttrain_operator.decide.observed import PodFacts
 
 
 def is_up(pod: PodFacts) -> bool:

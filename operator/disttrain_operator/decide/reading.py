@@ -23,12 +23,12 @@ from disttrain_operator.decide.init_containers import (
     waiting_of,
     why_waiting,
 )
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.observed import (
     Admission,
     CreateProblem,
     Deletion,
     Exit,
-    Live,
     Observed,
     PodCondition,
     PodEvent,

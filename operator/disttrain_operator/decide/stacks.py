@@ -11,7 +11,7 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.report import MAX_STACK_BYTES, STOPPED, main_thread
 from disttrain_api.spec import JobSpec
-from disttrain_operator.decide.observed import Blame
+from disttrain_operator.decide.live import Blame
 
 _MAX_LINE_BYTES = 1200
 _CALLS_OF_OTHERS = 3

@@ -13,7 +13,7 @@ from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.hang import pod_of, subject_of, trains
-from disttrain_operator.decide.observed import Blame, Suspicion
+from disttrain_operator.decide.live import Blame, Suspicion
 
 _MEDIANS, _LONGEST = 3.0, 1.5
 SLACK_SECONDS = 1.0

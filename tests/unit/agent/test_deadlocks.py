@@ -7,7 +7,7 @@ import pytest
 
 from disttrain_api.names import Env
 from disttrain_api.report import decode_stacks
-from disttrain_operator.decide.observed import Blame
+from disttrain_operator.decide.live import Blame
 from disttrain_operator.decide.stacks import blame_of
 from tools.cluster.paths import REPOSITORY
 

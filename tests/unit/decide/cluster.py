@@ -24,7 +24,8 @@ from disttrain_operator.decide.decision import (
     Order,
     RestartInPlace,
 )
-from disttrain_operator.decide.observed import CreateProblem, Live, Observed, job_facts
+from disttrain_operator.decide.live import Live
+from disttrain_operator.decide.observed import CreateProblem, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.plan.identity import child_name

@@ -7,7 +7,7 @@ import pytest
 from disttrain_api.names import ExitCode
 from disttrain_operator.decide.dead_nodes import UNNOTICED_SECONDS
 from disttrain_operator.decide.decision import CreatePod, DeletePod
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from tests.builders import a_report
 from tests.unit.decide.test_failures import verdict
 from tests.unit.decide.test_lost_pods import POD, a_gang, replacements, uids

@@ -12,7 +12,7 @@ from disttrain_api.times import parse_time
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.goodput import state_of
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, a_report, waiting

@@ -12,7 +12,7 @@ from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Decision
 from disttrain_operator.decide.hang import exceeds, stall_of
-from disttrain_operator.decide.observed import Blame, Live, Stall, Suspicion
+from disttrain_operator.decide.live import Blame, Live, Stall, Suspicion
 from disttrain_operator.decide.reading import observe
 from tests.builders import a_job
 from tests.unit.decide.world import World, a_running_world

@@ -10,7 +10,7 @@ from disttrain_api.report import PodReport, RankFailure, RestartsInPlace
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import CreatePod, Decision, DeletePod, Order, RestartInPlace
 from disttrain_operator.decide.hang_in_place import ORDER_SECONDS
-from disttrain_operator.decide.observed import Blame, Live
+from disttrain_operator.decide.live import Blame, Live
 from disttrain_operator.decide.reading import observe
 from tests.unit.decide.test_hang import LIMIT, STALL
 from tests.unit.decide.world import World, a_running_world

@@ -8,7 +8,7 @@ import pytest
 from disttrain_api.report import CheckpointReport, PodReport, RankReport
 from disttrain_api.status import Progress, TakenRequest
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.progress import duration
 from disttrain_operator.decide.reading import observe
 from tests.unit.decide.world import World, a_running_world

@@ -13,7 +13,7 @@ from disttrain_api.report import RankFailure
 from disttrain_api.status import Replacement
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import CreatePod
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.replaceable import MOST
 from tests.builders import a_report, awaiting_address, running, with_state
 from tests.unit.decide.test_failures import verdict

@@ -1,8 +1,8 @@
 """Which pods a gang misses: whose agents are then asked whether anything is there."""
 
 from disttrain_api.names import ExitCode
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.missed import missed
-from disttrain_operator.decide.observed import Live
 from disttrain_operator.decide.reading import observe
 from tests.builders import a_report
 from tests.unit.decide.world import World, a_running_world

@@ -16,7 +16,8 @@ from disttrain_api.status import GoodputState, JobStatus
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.finish import SETTLING_SECONDS
 from disttrain_operator.decide.finished import is_finished
-from disttrain_operator.decide.observed import Live, Stall, job_facts
+from disttrain_operator.decide.live import Live, Stall
+from disttrain_operator.decide.observed import job_facts
 from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting, with_sidecar
 from tests.soak import SOAK

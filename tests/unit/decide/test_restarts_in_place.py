@@ -23,7 +23,7 @@ from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.hang import stall_of
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.reading import observe
 from tests.unit.decide.world import World, a_running_world
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from disttrain_api.names import ExitCode
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from tests.builders import a_report
 from tests.unit.decide.test_failures import verdict
 from tests.unit.decide.test_lost_pods import POD, a_gang, replacements, uids

@@ -8,7 +8,7 @@ import pytest
 from disttrain_api.report import RankReport, SlowRank
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Event
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.transitions import Slowed, happenings
 from tests.unit.decide.world import World, a_running_world

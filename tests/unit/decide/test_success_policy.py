@@ -149,7 +149,7 @@ def test_another_attempt_begins_with_all_members_again() -> None:
 def test_a_gang_of_which_one_has_finished_is_not_taken_for_one_that_hangs_when_that_one_is_gone() -> None:
     from disttrain_operator.decide.gang import Gang
     from disttrain_operator.decide.hang import hang_of
-    from disttrain_operator.decide.observed import Live, Stall
+    from disttrain_operator.decide.live import Live, Stall
     from disttrain_operator.decide.reading import observe
 
     world = a_running_world(runPolicy={"progressDeadlineSeconds": 60})

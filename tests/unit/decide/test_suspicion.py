@@ -9,7 +9,7 @@ import pytest
 from disttrain_api.report import AgentStatus, RankReport, RankStatus, StepPace
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Event
-from disttrain_operator.decide.observed import Blame, Live, Suspicion
+from disttrain_operator.decide.live import Blame, Live, Suspicion
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.decide.suspicion import Standstill, standstill_of, suspect
 from disttrain_operator.transitions import Suspected, happenings

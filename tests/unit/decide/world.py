@@ -9,7 +9,8 @@ from disttrain_api.names import Role
 from disttrain_operator.decide.clock import after, timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import CreatePod, CreateSupport, Decision, DeleteJob, DeletePod, Event
-from disttrain_operator.decide.observed import CreateProblem, Job, Live, PodEvent, job_facts
+from disttrain_operator.decide.live import Live
+from disttrain_operator.decide.observed import CreateProblem, Job, PodEvent, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.plan.identity import child_name
 from tests.builders import NOW, a_raw_job, a_raw_pod, ended, running

@@ -8,7 +8,7 @@ from typing import Any
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, CONTAINER, Env, Role
 from disttrain_operator.agent_client import STACKS_PATH, Agent, Ask
 from disttrain_operator.agents import Agents
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.snapshot import World
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, running
 

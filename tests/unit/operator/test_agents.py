@@ -11,7 +11,7 @@ from disttrain_api.names import AGENT_PORT, CHECKPOINT_REQUEST, CONTAINER
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
 from disttrain_operator.agent_client import Agent, agent_of
 from disttrain_operator.agents import TOGETHER_SECONDS, Agents, Turns
-from disttrain_operator.decide.observed import Blame
+from disttrain_operator.decide.live import Blame
 from disttrain_operator.kept_pod import keep_pod
 from tests.builders import UID, a_raw_job
 from tests.unit.operator.agent_fleet import STACKS, Fleet, Raw, a_pod, a_silent_answer, an_answer, refuses

@@ -16,7 +16,7 @@ from disttrain_api.report import STOPPED, AgentStatus, RankPhase, RankReport, Ra
 from disttrain_operator.agent_client import Agent
 from disttrain_operator.agents import WATCH_SECONDS
 from disttrain_operator.decide.hang import MIN_SECONDS
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.silent_pods import SilentPods
 from tests.builders import UID
 from tests.unit.operator.agent_fleet import Fleet, Raw, a_pod

@@ -10,7 +10,7 @@ import pytest
 from disttrain_api.report import STOPPED
 from disttrain_operator.agent_client import CONNECT_SECONDS, STACKS_PATH, STATUS_PATH, Agent
 from disttrain_operator.agent_http import Unreachable
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from disttrain_operator.silent_pods import (
     LEAST_ASKED,
     SILENT_SECONDS,

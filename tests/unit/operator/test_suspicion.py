@@ -10,7 +10,7 @@ import pytest
 
 from disttrain_api.report import STOPPED
 from disttrain_operator.agent_client import STACKS_PATH, Agent
-from disttrain_operator.decide.observed import Live
+from disttrain_operator.decide.live import Live
 from tests.builders import UID
 from tests.unit.operator.agent_fleet import STACKS, Fleet, a_pod, an_answer, refuses
 from tests.unit.operator.conftest import eventually

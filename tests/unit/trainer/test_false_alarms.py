@@ -21,7 +21,7 @@ from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.hang import exceeds, hang_of, stall_of
-from disttrain_operator.decide.observed import Blame, Live
+from disttrain_operator.decide.live import Blame, Live
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.decide.suspicion import Suspicion, standstill_of, suspect
 from disttrain_trainer.metrics.stragglers import Stragglers
