@@ -8,7 +8,7 @@ import torch
 from disttrain_trainer.losses import IGNORED
 from tests.chats import CHATML, VOCABULARY, words, write_chats, write_tokenizer
 from tests.unit.trainer.comparisons import require_same, require_same_bits, series
-from tests.unit.trainer.layouts import SHARD
+from tests.unit.trainer.layouts import SHARD, TENSOR
 from tests.unit.trainer.transformers_code import described, moved
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small
 
@@ -109,7 +109,10 @@ def results(folder, tmp_path_factory):
         return found
 
     copied, adapted = training(), training(**LORA)
+    cut = {"parallelism": {TENSOR: 2}}
     cases = {
+        "tp2": [{"training": copied} | cut],
+        "tp2, lora": [{"training": adapted} | cut],
         "dp2": [{"training": copied}],
         "fsdp2": [{"training": copied, "parallelism": {SHARD: 2}}],
         "dp2, lora": [{"training": adapted}],
@@ -123,7 +126,11 @@ def results(folder, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("layout", "alone"),
-    [("dp2", "copied"), ("fsdp2", "copied"), ("dp2, lora", "adapted"), ("fsdp2, lora", "adapted")],
+    [
+        (f"{layout}{kind}", alone)
+        for layout in ("dp2", "fsdp2", "tp2")
+        for kind, alone in {"": "copied", ", lora": "adapted"}.items()
+    ],
 )
 def test_the_margin_rises_in_every_layout(results, layout, alone):
     found = results[layout]

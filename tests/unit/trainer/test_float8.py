@@ -3,19 +3,24 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from disttrain_api.training import ActivationCheckpointing, Float8Recipe
+from disttrain_trainer.data.sampler import permute
 from disttrain_trainer.moe.experts import FeedForwardExperts
 from disttrain_trainer.moe.layer import MixtureOfExperts
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.float8 import linear_layers, multiply_in_float8
 from disttrain_trainer.runtime.device import GLOO, NCCL, Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.runtime.randomness import seed_everything
 from tests.suites import GATE
-from tests.unit.trainer.comparisons import require_same_gradients, series
+from tests.unit.trainer.comparisons import require_same, require_same_gradients, series
+from tests.unit.trainer.user_code import double_gpt, double_tokens
 from tests.unit.trainer.user_layers import of_layers
 from tests.unit.trainer.worlds import run_cases, small, user
 
@@ -54,12 +59,13 @@ if not GATE:
         **{name: (name, CUT, {}) for name in EXACT},
         "experts, spread": ("experts", CUT | {"expertParallelDegree": 2}, {}),
     }
+SIZES_OF_GPT = {"double": False, "tieWeights": False, "width": 32, "layers": 4}
 RECIPES = ("Rowwise", "Tensorwise")
 STEPS = 4
 
 
 def training(float8="Rowwise", **changes):
-    gpt = user("double_gpt", double=False, tieWeights=False, width=32, layers=4)
+    gpt = user("double_gpt", **SIZES_OF_GPT)
     fields = {"float8": float8} if float8 else {}
     logged = {"precision": "BF16", "steps": STEPS, "logging": {"interval": 1}}
     return small(**{"model": gpt, "data": user("double_tokens")} | logged | fields | changes)
@@ -71,6 +77,14 @@ def results(tmp_path_factory):
         name: {"training": training(**changes), "parallelism": layout} for name, (layout, changes) in LAYOUTS.items()
     }
     cases |= {f"dp, {kind}": {"training": training(kind)} for kind in ("Rowwise", "Tensorwise", None)}
+    shards = {"steps": 1, "globalBatchSize": 8, "microBatchSize": 4}
+    cases |= {
+        f"shards, {recipe}": {
+            "training": training(recipe, **shards),
+            "parallelism": {"dataParallelShardDegree": 2},
+        }
+        for recipe in RECIPES
+    }
     cases["local SGD"] = {
         "training": training(),
         "parallelism": {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 1}}},
@@ -85,6 +99,32 @@ def test_layouts_compute_alike(results, layout, near):
     found, expected = results[layout], results["dp, Rowwise"]
     assert found["errors"] == [None]
     assert series(found) == pytest.approx(series(expected), rel=near)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_gradients_of_shards_are_those_of_whole_layers_in_bf16(results, recipe):
+    """Layers that FSDP2 gathers compute in BF16, so that is what each rank's part of the batch is compared with: the
+    scales of a rank's part of the weights would change gradients by some percent, as another batch does."""
+    found = results[f"shards, {recipe}"]
+    assert found["errors"] == [None]
+    require_same_gradients(found["gradients"], gradients_by_hand(recipe), 2**-8)
+
+
+def gradients_by_hand(recipe):
+    """The mean over two ranks' samples of the first step, each of which the whole model computes in BF16."""
+    seed_everything(0)
+    model = double_gpt(**SIZES_OF_GPT).bfloat16()
+    multiply_in_float8(model, Float8Recipe(recipe), CPU)
+    samples = double_tokens()[0]
+    sums = {name: torch.zeros(parameter.shape) for name, parameter in model.named_parameters()}
+    for numbers in permute(np.arange(8).reshape(2, 4), len(samples), 0, 0):
+        inputs, targets = (torch.stack(part) for part in zip(*(samples[number] for number in numbers), strict=True))
+        model.zero_grad()
+        losses = functional.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten(), reduction="none")
+        (losses.sum() / 64).backward()
+        for name, parameter in model.named_parameters():
+            sums[name] += parameter.grad.float()
+    return sums
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +206,29 @@ def test_the_recipes_are_two(results):
 
 def test_a_resumed_run_is_the_same(results):
     assert series(results["resumed"])[-2:] == series(results["dp, Rowwise"])[-2:]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_products_that_are_emulated_are_those_of_torchs_own_kernel(monkeypatch, recipe):
+    """torch's products sum in another order; a scale that is another one would change numbers by some percent."""
+
+    def computed():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 96, bias=False), nn.Linear(96, 32), nn.Linear(32, 16)).bfloat16()
+        inputs = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
+        multiply_in_float8(model, Float8Recipe(recipe), CPU)
+        outputs = model(inputs)
+        outputs.float().pow(2).sum().backward()
+        gradients = {name: parameter.grad.float() for name, parameter in model.named_parameters()}
+        return gradients | {"outputs": outputs.detach().float(), "inputs": inputs.grad.float()}
+
+    emulated = computed()
+    monkeypatch.setattr(Device, "emulates_float8", lambda *_: False)
+    calls, own = [], torch._scaled_mm
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *given, **options: calls.append(1) or own(*given, **options))
+    require_same(computed(), emulated, 2**-10)
+    # Each of two layers has the product of the forward pass, and those of two gradients.
+    assert len(calls) == 6
 
 
 class Own(nn.Linear):
