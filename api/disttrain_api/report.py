@@ -163,6 +163,8 @@ class RankReport(_Report):
     phase: Annotated[_Word | None, _OrNone] = None
     """A RankPhase. None: of a version that does not say, or a program whose lines are read."""
     step: _Steps = 0
+    step_time: Annotated[Annotated[str, BeforeValidator(_time)] | None, _OrNone] = None
+    """When the agent saw that the rank had logged this step. None: it has logged none in this life."""
     total_steps: _Steps = 0
     loss: _Number = None
     samples_per_second: _Number = None

@@ -112,6 +112,8 @@ class Progress(StatusModel):
     """Time to the last step at the pace so far, while the job runs."""
     remaining: str | None = None
     """The same for people, for example 1h30m."""
+    last_step_time: Time | None = None
+    """When a step was last logged."""
     update_time: Time
     """When the operator learned it."""
 

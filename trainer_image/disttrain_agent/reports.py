@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from disttrain_agent.checkpoint_request import checkpoint_request_file
@@ -19,10 +20,12 @@ from disttrain_api.report import (
     Figures,
     PodReport,
     RankFailure,
+    RankPhase,
     RankReport,
     RestartsInPlace,
     encode_pod_report,
 )
+from disttrain_api.times import timestamp
 
 LOOK_SECONDS = 2.0
 """Between two looks at the ranks' reports."""
@@ -37,8 +40,15 @@ _REPORT_BYTES = 8192
 class Reports:
     """The report files of this pod's ranks, read again only where they changed. Somebody looks every LOOK_SECONDS."""
 
-    def __init__(self, folder: Path, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._ranks, self._clock = folder, tuple(ranks), clock
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """clock: for what has passed. now: the time of day."""
+        self._folder, self._ranks, self._clock, self._time_of_day = folder, tuple(ranks), clock, now
         self._looked, self._stopped = clock(), 0.0
         self._stepped: dict[int, float] = {}
         self._read: dict[int, tuple[tuple[int, int], RankReport]] = {}
@@ -100,12 +110,21 @@ class Reports:
         former = self._read.get(rank)
         if _is_news(None if former is None else former[1], report, stepped=rank in self._stepped):
             self._stepped[rank] = self._now()
+        report = report.model_copy(update={"step_time": self._step_time(None if former is None else former[1], report)})
         found, newest = report.checkpoint, self._checkpoint
         if found is not None and (newest is None or found.step > newest.step):
             self._checkpoint = found
         elif newest is not None and self._before is not None:
             report = report.model_copy(update={"checkpoint": newest})
         self._read[rank] = (version, report)
+
+    def _step_time(self, former: RankReport | None, report: RankReport) -> str | None:
+        """Return when the step of a report was logged."""
+        if former is None:
+            return timestamp(self._time_of_day()) if report.loss is not None else None
+        # Before it trains, a rank goes from step 0 to the one at which it resumes.
+        trains = report.loss is not None or report.phase == RankPhase.TRAINING or former.step > 0
+        return timestamp(self._time_of_day()) if trains and report.step != former.step else former.step_time
 
     def seconds_since_step(self, rank: int) -> float | None:
         """Return how long ago a report with another step was seen, or with another phase after it; None: none was.

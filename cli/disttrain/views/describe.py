@@ -45,6 +45,8 @@ def heading(job: RemoteJob, now: datetime) -> list[tuple[str, str]]:
         parts += [f"loss {known.loss:.4g}"] if known.loss is not None else []
         parts += [f"{known.samples_per_second:,.0f} samples/s"] if known.samples_per_second is not None else []
         parts += [f"{metric.name} {metric.value:.4g}" for metric in known.metrics]
+        last = parse_time(known.last_step_time)
+        parts += [f"last step {age(last, now)} ago"] if last is not None and not status.completion_time else []
         rows.append(("Progress", "  ".join(parts)))
     slow = job.condition(ConditionType.STRAGGLING)
     if slow is not None and slow.status == "True":

@@ -108,6 +108,8 @@ def _progress(case: Case) -> Finding:
             return "Its program is its own, and what it does is in its log alone.", None
         return "Its ranks have not reported a step yet; the log shows where they are.", None
     age = f"heard of {case.since(progress.update_time)} ago"
+    if progress.last_step_time is not None:
+        age = f"logged {case.since(progress.last_step_time)} ago"
     known = f"The last step that is known is {progress.step} of {progress.total_steps}, {age}"
     rate = f" at {progress.samples_per_second:,.0f} samples/s" if progress.samples_per_second else ""
     moment = parse_time(progress.update_time)

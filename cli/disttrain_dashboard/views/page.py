@@ -45,6 +45,8 @@ def _facts(seen: Seen) -> Iterator[tuple[str, str]]:
     if status.progress is not None:
         for metric in status.progress.metrics[:_MAX_METRICS]:
             yield f"Held-out {name(metric.name)}"[:64], f"{metric.value:.4g}"
+        if status.progress.last_step_time and not status.completion_time:
+            yield "Last step", name(status.progress.last_step_time)
         if status.progress.skipped_steps:
             yield "Skipped steps", str(number(status.progress.skipped_steps))
     yield "Restarts", str(number(status.restarts))

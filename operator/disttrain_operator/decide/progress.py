@@ -63,6 +63,7 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
     if not reports:
         return status.progress if _first_runs(status, observed) else _in_phase(status.progress, None)
     report, runs = reports[-1]
+    old = status.progress
     remaining = report.remaining_seconds if runs else None
     new = Progress(
         step=report.step,
@@ -77,9 +78,10 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         phase=cut(report.phase, MAX_REASON_LENGTH) if runs and report.phase else None,
         remaining_seconds=None if remaining is None else round(remaining),
         remaining=None if remaining is None else duration(remaining),
+        # A rank that has resumed has logged none yet.
+        last_step_time=report.step_time or (None if old is None else old.last_step_time),
         update_time=timestamp(now),
     )
-    old = status.progress
     if old is not None and old.model_copy(update={"update_time": new.update_time}) == new:
         return old
     return new

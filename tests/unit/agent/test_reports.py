@@ -1,5 +1,6 @@
 """How long a rank has done no step, by its agent's clock."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from disttrain_agent.reports import Reports, TerminationMessage, report_path
@@ -50,6 +51,30 @@ def test_a_step_that_was_logged_before_anybody_looked_counts(tmp_path: Path) -> 
         reports.of(report.rank)
     clock.run(30.0, reports)
     assert (reports.seconds_since_step(0), reports.seconds_since_step(1)) == (30.0, None)
+
+
+def test_the_time_of_a_step_is_that_of_its_first_report(tmp_path: Path) -> None:
+    minutes = iter(range(60))
+    reports = Reports(tmp_path, [0], now=lambda: datetime(2026, 1, 1, 12, next(minutes), tzinfo=UTC))
+
+    def says(**fields: object) -> str | None:
+        rewrite(report_path(tmp_path, 0), RankReport(rank=0, **fields).model_dump_json(by_alias=True))
+        found = reports.of(0)
+        assert found is not None
+        assert found.step == fields.get("step", 0)
+        return found.step_time
+
+    assert says() is None
+    assert says(step=20) is None, "it resumes there"
+    assert says(step=20, phase=RankPhase.TRAINING) is None
+    assert says(step=30, phase=RankPhase.TRAINING, loss=0.7) == "2026-01-01T12:00:00Z"
+    assert says(step=30, phase=RankPhase.SAVING, loss=0.7) == "2026-01-01T12:00:00Z"
+    assert says(step=40, phase=RankPhase.TRAINING, loss=0.7) == "2026-01-01T12:01:00Z"
+    assert says(step=50) == "2026-01-01T12:02:00Z", "a program of one's own may say nothing else"
+    reports.begin_again()
+    assert reports.progress().step_time == "2026-01-01T12:02:00Z"
+    assert says(step=50) is None
+    assert says(step=60, loss=0.7) == "2026-01-01T12:03:00Z"
 
 
 def test_time_in_which_the_agent_was_stopped_is_not_time_without_a_step(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ SITUATIONS: list[tuple[str, dict[str, Any] | None, dict[str, Any], list[str], li
         ["step that is known is 42 of 100", "99 samples/s"],
         [],
     ),
+    ("when it was", runs(progress=progress(lastStepTime="2026-01-01T12:04:20Z")), {}, ["logged 40s ago"], []),
     ("no news", runs(progress=progress(updateTime="2026-01-01T11:00:00Z")), {}, ["heard of 65m ago"], ["hangs"]),
     ("no steps", runs(), {}, ["have not reported a step yet", "no `storage`: a restart would begin at step 0"], []),
     ("slow by restarts", runs(restarts=5), {}, ["It is slow since it has restarted 5 times"], []),

@@ -152,6 +152,12 @@ class TestPage:
             "Mesh": "dp2", "Pods ready": "2/2", "Model": "mlp", "Data": "digits", "Restarts": "0", "Kept in": "/runs/a",
         }  # fmt: skip
 
+    def test_a_job_that_runs_says_when_its_last_step_was(self) -> None:
+        known = {"step": 4, "totalSteps": 9, "lastStepTime": "2026-01-01T11:59:20Z", "updateTime": TIME}
+        assert ["Last step", "2026-01-01T11:59:20Z"] in page(Seen(a_dashboard_job(progress=known), ""))["facts"]
+        ended = a_dashboard_job(progress=known, completionTime=TIME)
+        assert "Last step" not in dict(page(Seen(ended, ""))["facts"])
+
 
 class TestGrid:
     def test_ranks_have_states_pods_and_steps(self) -> None:

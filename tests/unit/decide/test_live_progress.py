@@ -52,6 +52,19 @@ def test_a_job_that_runs_says_its_step_its_loss_and_the_time_that_is_left() -> N
     assert progress(world) == seen, "an agent that does not answer takes nothing away"
 
 
+def test_the_time_of_the_last_step_comes_with_it_and_stays_until_another_one_is_logged() -> None:
+    world = a_running_world()
+    with_live(world, live_of(world, a_report(5, step_time="2026-01-01T12:00:05Z")))
+    assert progress(world).last_step_time == "2026-01-01T12:00:05Z"
+    before = world.job.status
+    with_live(world, live_of(world, a_report(5, step_time="2026-01-01T12:00:05Z")))
+    assert world.job.status == before, "no write for it alone"
+    with_live(world, live_of(world, a_report(3)))
+    assert (progress(world).step, progress(world).last_step_time) == (3, "2026-01-01T12:00:05Z")
+    with_live(world, live_of(world, a_report(4, step_time="2026-01-01T12:00:09Z")))
+    assert progress(world).last_step_time == "2026-01-01T12:00:09Z"
+
+
 def test_a_checkpoint_that_becomes_known_renews_the_restarts_at_once() -> None:
     world = a_running_world().end(1, 137).settle().confirm_deletions().settle().run_all()
     assert world.job.status.restarts_since_checkpoint == 1

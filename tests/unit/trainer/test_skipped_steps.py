@@ -150,6 +150,8 @@ def test_layouts_judge_one_loss(alone: dict[str, dict[str, Any]], two: dict[str,
     assert two[f"stray, {layout}"]["errors"] == [None]
     assert skipped_at(two[f"stray, {layout}"]) == skipped
     require_same(two[f"stray, {layout}"]["parameters"], alone["stray"]["parameters"])
+    # The first rank's parameters alone would hide that another one has decided otherwise.
+    assert series(two[f"stray, {layout}"]) == pytest.approx(series(alone["stray"]), rel=1e-9)
 
 
 def test_losses_are_in_the_checkpoint(alone: dict[str, dict[str, Any]]) -> None:
