@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from disttrain.errors import USAGE, CommandError
 from disttrain.output import print_stderr, show
 from disttrain.validate import given
@@ -14,6 +16,10 @@ from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
 from disttrain_trainer.runtime.errors import TrainerError
 from disttrain_trainer.runtime.object_path import ObjectPath
 
+SAME = "same"
+FORMATS = (SAME, "float32", "bfloat16", "float16")
+"""Number formats of the files that are written; SAME: that of each tensor in the checkpoint."""
+
 
 def export(
     checkpoint: Path | ObjectPath,
@@ -23,11 +29,16 @@ def export(
     *,
     adapter: bool = False,
     averaged: bool = False,
+    dtype: str = SAME,
 ) -> int:
     """Write one file, or with `model` a folder for transformers, and say so. Raises CommandError.
 
     adapter: the LoRA adapter alone, as peft reads it. averaged: with the averages of the parameters in their place.
+    dtype: one of FORMATS.
     """
+    if dtype not in FORMATS:
+        raise CommandError(f"--dtype is '{dtype:.60}', expected {', '.join(FORMATS)}", USAGE)
+    number_format = None if dtype == SAME else getattr(torch, dtype)
     if checkpoint.suffix == SUFFIX:
         raise CommandError(f"{checkpoint} is a {SUFFIX} file already; name a checkpoint", USAGE)
     if model is None and target.suffix != SUFFIX:
@@ -37,9 +48,10 @@ def export(
         )
     try:
         if model is None:
-            left_out = export_weights(checkpoint, target, averaged=averaged)
+            left_out = export_weights(checkpoint, target, averaged=averaged, dtype=number_format)
         else:
-            left_out = _export_folder(StoredModel(checkpoint, averaged=averaged), target, model, tokenizer, adapter)
+            stored = StoredModel(checkpoint, averaged=averaged, dtype=number_format)
+            left_out = _export_folder(stored, target, model, tokenizer, adapter)
     except (TrainerError, OSError) as error:
         raise CommandError(str(error)) from error
     if left_out:

@@ -51,6 +51,12 @@ def export(
     averaged: Annotated[
         bool, typer.Option("--averaged", help="write the averages of disttrain_trainer.ema:Ema")
     ] = False,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", metavar="same|float32|bfloat16|float16", help="number format to write (same: the checkpoint's)"
+        ),
+    ] = "same",
 ) -> int:
     """Write the model of a checkpoint (of several, the latest), trained in any layout, into safetensors files.
 
@@ -59,7 +65,7 @@ def export(
     from disttrain.export import export
     from disttrain_trainer.runtime.object_path import location
 
-    return export(location(checkpoint), target, model, tokenizer, adapter=adapter, averaged=averaged)
+    return export(location(checkpoint), target, model, tokenizer, adapter=adapter, averaged=averaged, dtype=dtype)
 
 
 def _some(metavar: str, about: str) -> Any:

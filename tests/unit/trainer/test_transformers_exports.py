@@ -141,3 +141,16 @@ def test_the_tokenizer_of_a_folder_encodes_as_before(folder, exported, tmp_path,
     assert [after.encode(text) for text in texts] == [before.encode(text).ids for text in texts]
     assert [after.decode(after.encode(text)) for text in texts] == texts
     assert after.eos_token_id == before.token_to_id("<end>")
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_folder_in_another_number_format_is_what_was_trained_rounded(folder, exported, tmp_path, family):
+    arguments = ["export", str(checkpoint(folder / "alone" / family)), str(tmp_path / "rounded")]
+    assert main([*arguments, "--model", str(exported[family]), "--dtype", "bfloat16"]) == 0
+    tensors = {
+        name: tensor for file in exported[family].glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
+    rounded = load_file(tmp_path / "rounded" / "model.safetensors")
+    require_same_bits(rounded, {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
+    assert json.loads((tmp_path / "rounded" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert main([*arguments, "--model", str(exported[family]), "--dtype", "int8"]) == 2

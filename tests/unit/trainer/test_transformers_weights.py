@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from disttrain.main import main
 from disttrain_api.transformers_config import TransformersConfig
-from disttrain_trainer.checkpoint.export import StoredModel
+from disttrain_trainer.checkpoint.export import StoredModel, _in_format
 from disttrain_trainer.checkpoint.safetensors_index import INDEX_FILE, read_files
 from disttrain_trainer.checkpoint.safetensors_writer import Described, write_file, write_folder
 from disttrain_trainer.models.transformers.config import library_config, reaches
@@ -280,3 +280,22 @@ class TestHostileIndex:
         (tmp_path / INDEX_FILE).write_bytes(content)
         with pytest.raises(CheckpointBroken, match=part):
             read_files(tmp_path / INDEX_FILE)
+
+
+def test_an_export_in_another_number_format_is_rounded(seeds, exported, tmp_path):
+    arguments = ["export", str(seeds["whole"][1]), str(tmp_path / "rounded"), "--model", str(exported)]
+    assert main([*arguments, "--dtype", "bfloat16"]) == 0
+    tensors = {name: tensor for file in exported.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    rounded = load_file(tmp_path / "rounded" / "model.safetensors")
+    assert rounded.keys() == tensors.keys()
+    assert all(torch.equal(rounded[name], tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
+    assert {tensor.dtype for tensor in rounded.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "rounded" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert main([*arguments, "--dtype", "int8"]) == 2
+
+
+def test_numbers_that_a_format_has_not_are_refused():
+    value = torch.tensor([1.0, 7e4, float("inf")])
+    assert _in_format(value, Described("a", torch.bfloat16, (3,))).dtype == torch.bfloat16
+    with pytest.raises(InvalidConfiguration, match=r"`a` has numbers of up to .*, but float16 ends at 6.55e"):
+        _in_format(value, Described("a", torch.float16, (3,)))

@@ -43,12 +43,13 @@ class Piece:
 class StoredModel:
     """The model of a checkpoint, read tensor by tensor."""
 
-    def __init__(self, path: Place, *, averaged: bool = False) -> None:
-        """averaged: with the averages of its parameters (ema.py) in their place.
+    def __init__(self, path: Place, *, averaged: bool = False, dtype: torch.dtype | None = None) -> None:
+        """averaged: with the averages of its parameters (ema.py) in their place. dtype: number format that its
+        floating-point tensors are exported in; None: each in its own.
 
         Raises InvalidConfiguration, CheckpointBroken or OSError.
         """
-        self.source = weights_at(path)
+        self.source, self._dtype = weights_at(path), dtype
         if are_weights(self.source):
             raise InvalidConfiguration(f"{self.source} holds weights without a run already; name a checkpoint")
         flaw = lone_flaw_of(self.source)
@@ -79,7 +80,9 @@ class StoredModel:
                 raise InvalidConfiguration(f"{self.source} is of another model: it has no parameter `{shown(name)}`")
         entry = self._stored[piece.reads[0]]
         shape = tuple(entry.size) if piece.shape is None else piece.shape
-        return Described(piece.name, entry.properties.dtype, shape)
+        stored = entry.properties.dtype
+        dtype = self._dtype if self._dtype is not None and stored.is_floating_point else stored
+        return Described(piece.name, dtype, shape)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor. Raises CheckpointBroken or OSError."""
@@ -94,13 +97,13 @@ class StoredModel:
         return value
 
 
-def export_weights(path: Place, target: Path, *, averaged: bool = False) -> list[str]:
+def export_weights(path: Place, target: Path, *, averaged: bool = False, dtype: torch.dtype | None = None) -> list[str]:
     """Write the model of a checkpoint into one safetensors file, under the module's own names.
 
-    averaged: see StoredModel. Returns the names of what a model holds besides tensors, which is left out.
+    averaged, dtype: see StoredModel. Returns the names of what a model holds besides tensors, which is left out.
     Raises InvalidConfiguration, CheckpointBroken or OSError.
     """
-    model = StoredModel(path, averaged=averaged)
+    model = StoredModel(path, averaged=averaged, dtype=dtype)
     pieces = [Piece(name, (name,)) for name in model.names]
     write_file(target, [model.describe(piece) for piece in pieces], _reading(model, pieces))
     return model.others
@@ -132,9 +135,27 @@ def _reading(model: StoredModel, pieces: Iterable[Piece]) -> Callable[[str], Ten
 
     def read(name: str) -> Tensor:
         piece = piece_of[name]
-        return piece.combine([(kept if times[part] > 1 else model.read)(part) for part in piece.reads])
+        value = piece.combine([(kept if times[part] > 1 else model.read)(part) for part in piece.reads])
+        return _in_format(value, model.describe(piece))
 
     return read
+
+
+def _in_format(value: Tensor, wanted: Described) -> Tensor:
+    """Return a tensor in the format that it is written in.
+
+    Raises InvalidConfiguration where that format ends before the tensor's numbers.
+    """
+    if value.dtype == wanted.dtype:
+        return value
+    found = value.to(wanted.dtype)
+    if bool((found.isfinite() != value.isfinite()).any()):
+        raise InvalidConfiguration(
+            f"`{shown(wanted.name)}` has numbers of up to {value.abs().max().item():.3g}, but "
+            f"{str(wanted.dtype).removeprefix('torch.')} ends at {torch.finfo(wanted.dtype).max:.3g}: export it as "
+            "bfloat16 or float32"
+        )
+    return found
 
 
 def _averages_in(metadata: Metadata) -> dict[str, tuple[str, ...]]:
