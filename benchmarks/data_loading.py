@@ -1,7 +1,8 @@
 """Tokens per second of a corpus's microbatches, as the trainer reads them, beside numpy's memory map of the same file:
 the same ones in the same order, cut and stacked as nanoGPT does it. And beside two libraries with the same tokens in
 their own files: Hugging Face's datasets, asked for the same samples, and mosaicml-streaming, which shuffles by itself.
-MB/s of text that `disttrain data prepare` turns into shards beside the library tokenizers alone, in one process.
+MB/s of text that `disttrain data prepare` turns into shards beside the library tokenizers alone: in one process, and
+with all cores, where the library gets batches for its own threads.
 
 The two libraries are no dependencies of this project, and do not go with its versions of others. PEERS names a virtual
 environment that has them, which may be made so; what it lacks is left out, by name:
@@ -13,6 +14,7 @@ environment that has them, which may be made so; what it lacks is left out, by n
 
 # ruff: noqa: E402 - a script's own folder is on its path, the repository is not
 
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,6 +43,9 @@ from disttrain_trainer.data.batches import read_microbatch
 from disttrain_trainer.data.corpus import TokenSequences
 from disttrain_trainer.data.sampler import Slots, permute
 from disttrain_trainer.tasks.supervised import Supervised
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 LENGTH = 1024
 BATCHES = (1, 8, 32)
@@ -63,6 +70,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
                 if seconds is not None:
                     yield from beside(f"beside {library}:", samples.training, seconds, repeats)
         yield tokenizing(folder, source, repeats)
+        yield from tokenizing_together(folder, source, repeats)
 
 
 Epoch = Callable[[np.ndarray], Iterator[tuple[torch.Tensor, torch.Tensor]]]
@@ -135,12 +143,7 @@ def ours(training: TokenSequences, order: np.ndarray) -> Iterator[tuple[torch.Te
 
 def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:
     """MB/s of one process, with a byte-pair encoding of 1000 tokens that is trained here."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train([str(path) for path in FILES[:4]], trainers.BpeTrainer(vocab_size=1000, show_progress=False))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = trained(folder / "tokenizer.json")
     text = source.read_text()
     lines = text.splitlines(keepends=True)
     texts = ["".join(lines[at : at + 20_000]) for at in range(0, len(lines), 20_000)]
@@ -152,6 +155,59 @@ def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:
     own, bare = taking_turns(ours, lambda: [tokenizer.encode_batch_fast([one]) for one in texts], repeats)
     size = len(text.encode()) / 1e6
     return harness.row("prepare", "MB/s", [size / each for each in own], [size / each for each in bare])
+
+
+def tokenizing_together(folder: Path, source: Path, repeats: int) -> Iterator[harness.Row]:
+    """MB/s with all cores: one text, and JSON Lines. Beside it the library, which reads the same documents, encodes
+    batches of them with threads of its own, and writes the tokens into one file."""
+    tokenizer, cores = trained(folder / "tokenizer.json"), len(os.sched_getaffinity(0))
+    paragraphs = source.read_text().split("\n\n")
+    lines = folder / "source.jsonl"
+    lines.write_text("".join(json.dumps({"text": one}) + "\n" for one in paragraphs))
+    text = source.read_text().splitlines(keepends=True)
+    sources: dict[Path, Callable[[], Iterator[str]]] = {
+        source: lambda: ("".join(text[at : at + 2_000]) for at in range(0, len(text), 2_000)),
+        lines: lambda: (json.loads(line)["text"] for line in lines.open()),
+    }
+    for path, documents in sources.items():
+        outputs = iter(range(repeats))
+
+        def ours(path: Path = path, outputs: Iterator[int] = outputs) -> None:
+            output = folder / f"{path.suffix[1:]}-{next(outputs)}"
+            # So large that a shard has work for all.
+            prepare(Settings((path,), str(folder / "tokenizer.json"), output, workers=cores, segment_bytes=2**22))
+
+        def bare(documents: Callable[[], Iterator[str]] = documents) -> None:
+            with (folder / "bare.tokens").open("wb") as file:
+                for batch in batched(documents(), 1_000):
+                    for found in tokenizer.encode_batch_fast(batch):
+                        file.write(np.array(found.ids, np.uint16).tobytes())
+
+        own, other = taking_turns(ours, bare, repeats)
+        size = path.stat().st_size / 1e6
+        yield harness.row(
+            f"prepare {path.suffix}, {cores} processes",
+            "MB/s",
+            [size / each for each in own],
+            [size / each for each in other],
+        )
+
+
+def batched(documents: Iterator[str], most: int) -> Iterator[list[str]]:
+    """Yield the documents in lists."""
+    while batch := list(islice(documents, most)):
+        yield batch
+
+
+def trained(path: Path) -> "Tokenizer":
+    """Return a byte-pair encoding of 1000 tokens, which is written to `path`, too."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train([str(one) for one in FILES[:4]], trainers.BpeTrainer(vocab_size=1000, show_progress=False))
+    tokenizer.save(str(path))
+    return tokenizer
 
 
 def of_map(mapped: np.memmap, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -69,6 +69,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_transformers_layouts\.py.*sequence, (olmo2|phi3|qwen3)": LONG,
     r"trainer/test_(document_mask|packing)\.py.*((dp2|ring), compiled|pp3|zero bubble|of a|p2, windows|p2 x|cp4)": LONG,
     r"trainer/test_transformers_exports\.py": LONG,
+    r"benchmarks/test_gpu_llama\.py::test_the_trainer": LONG,
     r"trainer/test_transformers_layouts\.py.*\[(.*, (mistral|smollm3)|pp2, [1A-Z])": LONG,
     r"trainer/test_transformers_layouts\.py.*\[(cp4|\w+ (of|x) )": LONG,
     r"trainer/test_transformers_weights\.py.*(fsdp2-files|tp2-adapted|pp2-files)": LONG,
