@@ -75,6 +75,16 @@ def _recomputed(
     return checkpoint(forward, *inputs, use_reentrant=False, **options, **named)
 
 
+def compile_inside(layer: nn.Module) -> bool:
+    """Compile what is computed anew as a whole, and not that it is; return whether the layer is such a one."""
+    forward = layer.forward
+    if not isinstance(forward, functools.partial) or forward.func is not _recomputed or forward.args[1]:
+        return False
+    inner, options = forward.args
+    layer.forward = functools.partial(_recomputed, torch.compile(inner), options)  # type: ignore[method-assign]
+    return True
+
+
 def offload(device: torch.device, enabled: bool) -> AbstractContextManager[object]:
     """A forward pass inside keeps its activations in the host's memory."""
     return save_on_cpu(pin_memory=pins_memory(device)) if enabled else nullcontext()

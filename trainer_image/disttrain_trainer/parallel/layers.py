@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from disttrain_trainer.parallel.activations import compile_inside
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
@@ -39,7 +40,8 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         if any(isinstance(parameter, DTensor) for parameter in layer.parameters(recurse=False)):
             layer.register_forward_hook(lambda _layer, _inputs, output: _received(output))
-        else:
+        # A graph with DTensors holds their meshes, which torch does not keep for a graph that is computed anew in it.
+        elif not (any(isinstance(one, DTensor) for one in layer.parameters()) and compile_inside(layer)):
             layer.compile()
 
 
