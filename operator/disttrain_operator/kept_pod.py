@@ -81,7 +81,7 @@ def keep_pod(raw: Raw) -> Raw:
     seen = _status(raw)
     kept = {
         "metadata": _metadata(metadata) | {"labels": _words(labels, _OWN_LABELS)},
-        "spec": _agent(spec, status),
+        "spec": agent_in(spec, status),
         "status": _words(status, ("phase", "podIP")),
         "packed": _pack(
             {
@@ -142,7 +142,7 @@ def _times(metadata: Raw) -> Raw:
     return kept | {"annotations": released} if released else kept
 
 
-def _agent(spec: Raw, status: Raw) -> Raw:
+def agent_in(spec: Raw, status: Raw) -> dict[str, int]:
     """Return the port on which the pod's agent answers, and which replacement of a lost pod this is, if any; nothing
     where its container has ended."""
     trainer: Raw = next(_trainers(spec.get("containers")), {})

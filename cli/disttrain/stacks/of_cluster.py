@@ -32,7 +32,7 @@ from disttrain_api.names import (
 from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.stacks import in_one_group
-from disttrain_operator.kept_pod import port_of_agent
+from disttrain_operator.kept_pod import agent_in
 
 Raw = Mapping[str, Any]
 
@@ -115,7 +115,7 @@ def _spec(job: RemoteJob) -> JobSpec | None:
 def _agent_of(pod: PodLog, raw: Raw) -> _Agent | None:
     """Return the agent of a pod; None where it has none. Whatever a pod says leads to a port of its own alone."""
     spec = raw.get("spec") or {}
-    port = port_of_agent(spec, raw.get("status") or {})
+    port = agent_in(spec, raw.get("status") or {}).get("agentPort")
     volume: Raw = next((one for one in reversed(spec.get("volumes") or []) if one.get("name") == CONFIG_VOLUME), {})
     secret = (volume.get("secret") or {}).get("secretName")
     if not secret or port is None or (port != AGENT_PORT and port not in HOST_AGENT_PORTS):

@@ -116,7 +116,8 @@ def test_ranks_that_hang_start_again_in_their_pod_by_an_order_and_a_late_one_doe
     assert pod.wait() == 0, pod.log
     assert len(list(pod.folder.glob("life-*"))) == 4
     found = restarts(pod)
-    assert (found.count, found.failure.rank, found.failure.signal) == (1, 1 if rank == 1 else 0, 9)
+    assert (found.count, found.failure.signal) == (1, 9)
+    assert found.failure.rank in ((1,) if rank == 1 else (0, 1))
     assert found.failure.reason == "ProgressDeadlineExceeded"
     assert pod.report.failure is None
     assert "no rank does a step: killing ranks 1; the others wait for it" in pod.log or rank == ""

@@ -261,16 +261,18 @@ def test_the_operators_client_takes_what_an_agent_answers(asked: Pod) -> None:
 
 def test_who_does_not_know_the_token_learns_nothing_and_is_counted(asked: Pod) -> None:
     """Red where a begin of the token is enough, where another method than GET is answered, and where a body is read."""
-    for token in (None, "", JOB_TOKEN, TOKEN + "x", TOKEN[:-1], "\xe9"):
-        for path in ("/v1/status", "/v1/logs?rank=1", "/v1/metrics?rank=1", "/v1/stacks", CHECKPOINT_PATH, "/v1/none"):
-            code, answer = ask(asked, path, token)
-            assert (code, list(answer)) == (401, ["error"])
+    # No more than are answered at once.
+    paths = ("/v1/logs?rank=1", "/v1/metrics?rank=1", "/v1/stacks", CHECKPOINT_PATH, "/v1/none")
+    wrong = (None, "", JOB_TOKEN, TOKEN + "x", TOKEN[:-1], "\xe9")
+    for token, path in (*((token, "/v1/status") for token in wrong), *((TOKEN[:-1], path) for path in paths)):
+        code, answer = ask(asked, path, token)
+        assert (code, list(answer)) == (401, ["error"])
     assert ask(asked, "/healthz", None) == (200, {"ok": True})
     assert ask(asked, "/v1/none")[0] == 404
     assert ask(asked, "/v1/status", method="DELETE")[0] == 405
     assert ask(asked, CHECKPOINT_PATH)[0] == 405, "asking for a checkpoint changes something"
     assert ask(asked, "/v1/status", data=b"{}")[0] == 413
-    assert status_of(asked).refused["token"] == 36
+    assert status_of(asked).refused["token"] == 11
     let_go(asked)
 
 
