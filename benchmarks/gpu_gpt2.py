@@ -51,8 +51,8 @@ class Shape:
 
     @property
     def flops_per_token(self) -> int:
-        """6 N + 12 L H Q T, forward and backward (Chowdhery et al. 2022, PaLM, appendix B)."""
-        return 6 * self.parameters + 12 * self.layers * self.width * self.tokens
+        """Forward and backward."""
+        return flops_per_token(self.parameters, self.layers, self.width, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -87,35 +87,46 @@ class Length:
 
 def job(shape: Shape, micro: int, passes: int, length: Length, float8: str | None = None) -> dict[str, Any]:
     """job.json. float8: how linear layers multiply in FP8; None: in BF16."""
-    sizes = {"layers": shape.layers, "heads": shape.heads, "width": shape.width}
+    config = {
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "width": shape.width,
+        "sequenceLength": shape.tokens,
+        "vocabularySize": shape.vocabulary,
+        "tieWeights": True,
+        "bias": False,
+    }
     data = {"samples": 64 * micro, "length": shape.tokens, "vocabulary": shape.vocabulary}
+    changes = {"optimizer": {"name": "AdamW", "learningRate": 0.0006}, "gradientAccumulationSteps": passes}
+    return job_of({"name": "gpt", "config": config}, data, micro, length, float8, **changes)
+
+
+def job_of(
+    model: dict[str, Any], data: dict[str, Any], micro: int, length: Length, float8: str | None, **changes: Any
+) -> dict[str, Any]:
+    """job.json of a language model in BF16, compiled, with random tokens."""
     steps = length.warm + length.measured
     training = {
-        "model": {
-            "name": "gpt",
-            "config": {
-                **sizes,
-                "sequenceLength": shape.tokens,
-                "vocabularySize": shape.vocabulary,
-                "tieWeights": True,
-                "bias": False,
-            },
-        },
+        "model": model,
         "data": {"entrypoint": "benchmarks.random_tokens:tokens", "config": data},
-        "optimizer": {"name": "AdamW", "learningRate": 0.0006},
         "steps": steps,
         "microBatchSize": micro,
-        "gradientAccumulationSteps": passes,
         "maxGradientNorm": 1.0,
         "precision": "BF16",
         "compile": True,
         "logging": {"interval": length.window, "tensorBoard": False},
         # One checkpoint, after the last step and outside of what is measured.
         "checkpoint": {"interval": steps},
+        **changes,
     }
     if float8 is not None:
         training["float8"] = float8
     return ranks.job(training)
+
+
+def flops_per_token(parameters: int, layers: int, width: int, tokens: int) -> int:
+    """6 N + 12 L H Q T, forward and backward (Chowdhery et al. 2022, PaLM, appendix B)."""
+    return 6 * parameters + 12 * layers * width * tokens
 
 
 def ours(described: dict[str, Any], length: Length) -> Measured:

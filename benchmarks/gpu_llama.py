@@ -17,8 +17,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "trainer_image")]
 
-from benchmarks import harness, ranks
-from benchmarks.gpu_gpt2 import NO_GPU, Length, Measured, ours, peak_flops
+from benchmarks import harness
+from benchmarks.gpu_gpt2 import NO_GPU, Length, Measured, flops_per_token, job_of, ours, peak_flops
 
 MICRO = 4
 FLOAT8 = (None, "Rowwise", "Tensorwise")
@@ -46,37 +46,17 @@ class Shape:
 
     @property
     def flops_per_token(self) -> int:
-        """6 N + 12 L H Q T, forward and backward (Chowdhery et al. 2022, PaLM, appendix B)."""
-        attention = self.num_hidden_layers * self.hidden_size * self.max_position_embeddings
-        return 6 * self.parameters + 12 * attention
+        """Forward and backward."""
+        return flops_per_token(self.parameters, self.num_hidden_layers, self.hidden_size, self.max_position_embeddings)
 
 
 def job(shape: Shape, micro: int, length: Length, float8: str | None) -> dict[str, Any]:
     """job.json."""
-    data = {"samples": 16 * micro, "length": shape.max_position_embeddings, "vocabulary": shape.vocab_size}
-    steps = length.warm + length.measured
-    training = {
-        "model": {
-            "name": "transformers",
-            "config": {
-                "config": {"model_type": "llama", "tie_word_embeddings": True, **asdict(shape)},
-                "sequenceLength": shape.max_position_embeddings,
-            },
-        },
-        "data": {"entrypoint": "benchmarks.random_tokens:tokens", "config": data},
-        "optimizer": {"name": "AdamW", "learningRate": 0.0003},
-        "steps": steps,
-        "microBatchSize": micro,
-        "maxGradientNorm": 1.0,
-        "precision": "BF16",
-        "compile": True,
-        "logging": {"interval": length.window, "tensorBoard": False},
-        # One checkpoint, after the last step and outside of what is measured.
-        "checkpoint": {"interval": steps},
-    }
-    if float8 is not None:
-        training["float8"] = float8
-    return ranks.job(training)
+    config = {"model_type": "llama", "tie_word_embeddings": True, **asdict(shape)}
+    tokens = shape.max_position_embeddings
+    model = {"name": "transformers", "config": {"config": config, "sequenceLength": tokens}}
+    data = {"samples": 16 * micro, "length": tokens, "vocabulary": shape.vocab_size}
+    return job_of(model, data, micro, length, float8, optimizer={"name": "AdamW", "learningRate": 0.0003})
 
 
 def rows(shape: Shape, micro: int, float8: str | None, found: Measured, reference: Measured | None,

@@ -1,7 +1,7 @@
-"""Where worker 0's pod is that has taken the place of a lost one: the agents of the other workers are told.
+"""Announces the address of a pod that replaces worker 0's lost one to the agents of the other workers.
 
-They look its name up, too, which may lead to the lost pod for as long as the cluster's DNS remembers that. Each agent
-is told once. One that does not answer is told again for a while, and finds the pod by its name without this.
+These agents also look the name up, but the cluster's DNS may still lead to the lost pod for a while. Each agent hears
+the address once. The operator tries again for a while where an agent does not answer; that agent finds the pod by name.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.5
 MOST = 128
-"""Agents that are told at a time; the namespaces take turns."""
+"""Agents that are asked at a time; the namespaces take turns."""
 MOST_TRIES = 60
 """For each agent."""
 _PER_TURN = 100
@@ -27,8 +27,8 @@ _PER_TURN = 100
 
 
 @dataclass
-class _Telling:
-    """A replacement of worker 0's pod, and which agents have been told, by the uids of their pods."""
+class _Announcement:
+    """A replacement of worker 0's pod, and the agents that have heard of it, by the uids of their pods."""
 
     leader: Agent
     replacement: int
@@ -41,20 +41,20 @@ class _Telling:
 
 
 class LeaderAddresses:
-    """Tells agents where worker 0's replacement is, as soon as its container runs."""
+    """Announces the address of worker 0's replacement as soon as its container runs."""
 
     def __init__(
         self, world: World, token_of: Callable[[str], str], active: Callable[[], bool], ask: Ask = ask_directly
     ) -> None:
         """`token_of`: the token of a job's agents, by its uid."""
         self._world, self._token_of, self._active, self._ask = world, token_of, active, ask
-        self._tellings: dict[str, _Telling] = {}
+        self._announced: dict[str, _Announcement] = {}
         """By job."""
         self._asked: set[str] = set()
         """Agents that have not answered yet, by the uids of their pods."""
 
     async def run(self) -> None:
-        """Tell, round after round, until cancelled."""
+        """Announce addresses, round after round, until cancelled."""
         # A round does not wait for the answers of the former: one that is slow keeps no other job waiting.
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -63,9 +63,9 @@ class LeaderAddresses:
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self, tasks: asyncio.TaskGroup) -> None:
-        """Tell all agents that have not been told, once, in tasks of this group."""
-        line: FairQueue[tuple[_Telling, Agent]] = FairQueue()
-        tellings = dict[str, _Telling]()
+        """Announce addresses to all agents that have not heard them, once, in tasks of this group."""
+        line: FairQueue[tuple[_Announcement, Agent]] = FairQueue()
+        announced = dict[str, _Announcement]()
         for number, uid in enumerate(self._world.looked_at()):
             if number % _PER_TURN == _PER_TURN - 1:
                 await asyncio.sleep(0)
@@ -75,18 +75,18 @@ class LeaderAddresses:
             gang = list(self._gang(job.namespace, uid, job.status.attempt))
             leaders = [one for one in gang if one[0].index == 0 and one[1]]
             if leaders:
-                telling = _Telling(*max(leaders, key=lambda one: one[1]))
-                former = self._tellings.get(uid)
-                tellings[uid] = former if former is not None and former.leader == telling.leader else telling
+                announcement = _Announcement(*max(leaders, key=lambda one: one[1]))
+                former = self._announced.get(uid)
+                announced[uid] = former if former is not None and former.leader == announcement.leader else announcement
                 for agent, _ in gang:
-                    due = agent.pod_uid not in self._asked and tellings[uid].tries.get(agent.pod_uid, 0) < MOST_TRIES
+                    due = agent.pod_uid not in self._asked and announced[uid].tries.get(agent.pod_uid, 0) < MOST_TRIES
                     if agent.index and due:
-                        line.push(job.namespace, (tellings[uid], agent))
-        self._tellings = tellings
+                        line.push(job.namespace, (announced[uid], agent))
+        self._announced = announced
         for _ in range(min(MOST - len(self._asked), len(line))):
-            telling, agent = line.pop()
+            announcement, agent = line.pop()
             self._asked.add(agent.pod_uid)
-            tasks.create_task(self._tell(telling, agent))
+            tasks.create_task(self._announce(announcement, agent))
 
     def _gang(self, namespace: str, uid: str, attempt: int) -> Iterator[tuple[Agent, int]]:
         """The agents of an attempt's workers that run, each with which replacement its pod is."""
@@ -95,17 +95,17 @@ class LeaderAddresses:
             if agent is not None and agent.attempt == attempt:
                 yield agent, pod["spec"].get("replacement", 0)
 
-    async def _tell(self, telling: _Telling, agent: Agent) -> None:
-        tries = telling.tries.get(agent.pod_uid, 0) + 1
+    async def _announce(self, announcement: _Announcement, agent: Agent) -> None:
+        tries = announcement.tries.get(agent.pod_uid, 0) + 1
         try:
-            await self._ask(agent, self._token_of(agent.job_uid), telling.path)
+            await self._ask(agent, self._token_of(agent.job_uid), announcement.path)
         except NoAnswer as error:
             # It waits for no such pod, or is of an earlier version.
-            logger.debug("the agent of pod %s does not look for %s: %s", agent.pod_uid, telling.leader.host, error)
+            logger.debug("the agent of pod %s does not look for %s: %s", agent.pod_uid, announcement.leader.host, error)
         except Exception as error:
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
-            telling.tries[agent.pod_uid] = tries
+            announcement.tries[agent.pod_uid] = tries
             return
         finally:
             self._asked.discard(agent.pod_uid)
-        telling.tries[agent.pod_uid] = MOST_TRIES
+        announcement.tries[agent.pod_uid] = MOST_TRIES

@@ -129,7 +129,7 @@ class Api:
         address = pod_address(request.query.get("address"), loopback=self._look.on_loopback)
         if address is None or not replacement:
             raise RefusedError(400, "`address` must be an address that a pod can have, `replacement` more than 0")
-        if not self._look.tell_leader(str(address), replacement):
+        if not self._look.hear_leader(str(address), replacement):
             raise RefusedError(409, "this agent waits for no such replacement of worker 0's pod")
         return {"known": True}
 

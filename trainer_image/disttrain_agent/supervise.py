@@ -88,7 +88,7 @@ class Supervisor:
             look = Look(
                 self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps,
                 lambda: 0 if self._gang is None else self._gang.generation,
-                asked=own, hangs=self._hangs, tell_leader=self._tell_leader,
+                asked=own, hangs=self._hangs, hear_leader=self._hear_leader,
             )  # fmt: skip
             listener = listen(self._pod, look, log)
             while True:
@@ -122,8 +122,8 @@ class Supervisor:
             return "its ranks do not restart in place"
         return "the pod is to end" if self._stop_at else self._gang.hangs(generation, rank, self._reports.checkpoint)
 
-    def _tell_leader(self, address: str, replacement: int) -> bool:
-        return self._gang is not None and self._gang.told(address, replacement)
+    def _hear_leader(self, address: str, replacement: int) -> bool:
+        return self._gang is not None and self._gang.hear_leader(address, replacement)
 
     async def _ordered_to_start(self) -> bool:
         """Return whether the first ranks may start: those of a replacement start with the others' next ones."""

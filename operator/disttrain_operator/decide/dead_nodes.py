@@ -1,8 +1,8 @@
 """Pods at whose addresses nothing answers while others miss them, and which of these are forced away at once.
 
-Such a pod is lost with its node, as far as anybody can know; yet it may live behind a partition. A pod of the trainer
-can then do no harm: whoever takes its place owns the checkpoints, and its agent and ranks are let into no gang. A
-program of the user's own has no such fence.
+Such a pod is taken for lost with its node, but it may live behind a network partition. A pod of the trainer is then
+harmless: its replacement owns the checkpoints, and no gang accepts the old pod's agent or ranks. A program of the
+user's own has no such fence.
 """
 
 from datetime import datetime

@@ -58,18 +58,18 @@ async def test_an_agent_goes_where_it_is_told_while_the_name_server_is_silent(na
     port, log = a_leader(), list[str]()
     follower = a_follower(port.address[1], log)
     await until(lambda: names.asked)
-    assert follower.told("127.0.0.1", 2)
+    assert follower.hear_leader("127.0.0.1", 2)
     await until(lambda: 1 in port.leader._present)
-    assert log == ["gang: told that another pod of worker 0 is at 127.0.0.1"]
+    assert log == ["gang: another pod of worker 0 is at 127.0.0.1"]
     follower.close()
     port.close()
 
 
-async def test_the_ranks_meet_where_the_agent_was_told(names: Names) -> None:
+async def test_the_ranks_meet_at_the_address_that_the_agent_has_heard(names: Names) -> None:
     names.answers.set()
     port = a_leader()
     followers = [a_follower(port.address[1], worker=worker) for worker in (1, 2)]
-    assert all(follower.told("127.0.0.1", 2) for follower in followers)
+    assert all(follower.hear_leader("127.0.0.1", 2) for follower in followers)
     await until(lambda: port.leader._present == {0, 1, 2})
     for follower in followers:
         follower.ended(killed(), 0.0)
@@ -78,8 +78,8 @@ async def test_the_ranks_meet_where_the_agent_was_told(names: Names) -> None:
     await until(lambda: [follower.generation for follower in followers] == [1, 1])
     assert {follower.master_address for follower in followers} == {"127.0.0.1"}
     for number in (1, 2):
-        assert not followers[0].told("127.0.0.3", number), "it follows that one or a newer one"
-    assert followers[0].told("127.0.0.3", 3)
+        assert not followers[0].hear_leader("127.0.0.3", number), "it follows that one or a newer one"
+    assert followers[0].hear_leader("127.0.0.3", 3)
     for follower in followers:
         follower.close()
     port.close()
@@ -98,13 +98,13 @@ async def test_a_lie_costs_some_tries_and_no_connection(names: Names) -> None:
     port, log = a_leader(), list[str]()
     server = await asyncio.start_server(impostor, "127.0.0.3", port.address[1])
     follower = a_follower(port.address[1], log)
-    assert follower.told("127.0.0.3", 9)
+    assert follower.hear_leader("127.0.0.3", 9)
     await until(lambda: seen)
     names.addresses = ["127.0.0.1"]
     await until(lambda: 1 in port.leader._present)
     channel = port.agent._channels[1]
     follower._hurried_at, lines = -math.inf, len(log)
-    assert follower.told("127.0.0.3", 10)
+    assert follower.hear_leader("127.0.0.3", 10)
     assert len(log) == lines, "nothing is tried: it keeps the connection that it has"
     assert port.agent._channels[1] is channel
     follower.close()
@@ -118,15 +118,15 @@ async def test_who_tells_one_address_after_another_keeps_no_agent_from_looking_t
     follower = a_follower(port.address[1], log)
     lies = itertools.cycle([NOBODY, "127.0.0.8"])
     for number in range(1, 300):
-        assert follower.told(next(lies), number)
+        assert follower.hear_leader(next(lies), number)
         await asyncio.sleep(0)
     names.addresses = ["127.0.0.1"]
 
-    def told_again() -> bool:
-        follower.told(next(lies), 1000)
+    def hears_again() -> bool:
+        follower.hear_leader(next(lies), 1000)
         return 1 in port.leader._present
 
-    await until(told_again)
+    await until(hears_again)
     assert len(log) == 1, "nor does it fill the log"
     follower.close()
     port.close()
@@ -137,9 +137,9 @@ async def test_an_address_is_forgotten_when_the_name_leads_there(names: Names) -
     names.addresses = ["127.0.0.1", NOBODY]
     port = a_leader()
     follower = a_follower(port.address[1])
-    assert follower.told(NOBODY, 2)
+    assert follower.hear_leader(NOBODY, 2)
     await until(lambda: 1 in port.leader._present)
-    assert follower._told is None
+    assert follower._heard_of is None
     follower.close()
     port.close()
 

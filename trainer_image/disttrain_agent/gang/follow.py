@@ -16,9 +16,9 @@ _AGAIN_SECONDS = 1.0
 _CONNECT_SECONDS = 3.0
 """For a connection. The name is looked up again after it: worker 0 may have another pod by then."""
 _NAMES_TURN = 4
-"""One of so many tries looks the name up although the agent was told an address, which may be a lie."""
+"""One of so many tries looks the name up although the agent has heard of an address, which may be a lie."""
 _HURRY_SECONDS = 10.0
-"""Between two addresses at least for which a try is given up: who tells them may mean harm."""
+"""Between two addresses at least for which a try is given up: who sends them may mean harm."""
 
 
 class FollowingAgent:
@@ -37,8 +37,8 @@ class FollowingAgent:
         self._address = host
         """Where worker 0's agent was found last."""
         self._alone = False
-        self._tries = self._tries_told = 0
-        self._told: str | None = None
+        self._tries = self._tries_heard = 0
+        self._heard_of: str | None = None
         """Where worker 0's agent is to be, until its name leads there."""
         self._loop = asyncio.get_running_loop()
         self._hurried_at = -math.inf
@@ -78,15 +78,15 @@ class FollowingAgent:
         """Worker 0, if it is awaited: its agent knows about the others."""
         return frozenset({0} if self._member.is_alone else ())
 
-    def told(self, address: str, replacement: int) -> bool:
+    def hear_leader(self, address: str, replacement: int) -> bool:
         """Somebody says where worker 0's pod is: it is tried at once where there is no connection. Who is there has to
         prove the key of the attempt, so a lie costs a try."""
         if self._member.left is not None or replacement <= self._member.leader:
             return False
-        self._told, now = address, self._loop.time()
+        self._heard_of, now = address, self._loop.time()
         if self._channel is None and now >= self._hurried_at + _HURRY_SECONDS:
-            self._log(f"gang: told that another pod of worker 0 is at {address}")
-            self._hurried_at, self._tries_told = now, 0
+            self._log(f"gang: another pod of worker 0 is at {address}")
+            self._hurried_at, self._tries_heard = now, 0
             # A name server may take its time for an answer, and a dead node for none.
             self._task.cancel()
             self._task = self._loop.create_task(self._stay_connected())
@@ -152,15 +152,15 @@ class FollowingAgent:
 
     async def _where(self) -> str:
         """Return the address to try next. Raises OSError where none is known."""
-        if self._told is not None:
-            self._tries_told += 1
-            if self._tries_told % _NAMES_TURN:
-                return self._told
+        if self._heard_of is not None:
+            self._tries_heard += 1
+            if self._tries_heard % _NAMES_TURN:
+                return self._heard_of
         self._member.leader_moved = True
         found = await addresses(self._host, self._port)
         self._member.leader_moved = self._address not in found
-        if self._told in found:
-            self._told = None
+        if self._heard_of in found:
+            self._heard_of = None
         # One that refuses, such as ::1 where only 127.0.0.1 listens, must not keep the others from being tried.
         self._tries += 1
         return found[self._tries % len(found)]

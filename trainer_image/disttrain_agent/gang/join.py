@@ -54,7 +54,7 @@ class Gang(Protocol):
     def awaited(self) -> frozenset[int]:
         """Workers that all ranks wait for, as far as this pod knows: their pods are lost."""
 
-    def told(self, address: str, replacement: int) -> bool:
+    def hear_leader(self, address: str, replacement: int) -> bool:
         """Somebody says where worker 0's pod is, and which replacement; return whether that is one to look for."""
 
     def tick(self) -> None: ...

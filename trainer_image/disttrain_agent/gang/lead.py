@@ -77,7 +77,7 @@ class LeadingAgent:
     def awaited(self) -> frozenset[int]:
         return self._leader.awaited
 
-    def told(self, address: str, replacement: int) -> bool:
+    def hear_leader(self, address: str, replacement: int) -> bool:
         """Worker 0's agent looks for no other."""
         return False
 
