@@ -53,7 +53,7 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
 
     found = verdict(kubectl, "gang")
     assert (found["class"], found["node"]) == ("NodeLost", node), kubectl.describe_job("gang")
-    kubectl.wait_for("{.status.attempts[0].replacements[0].reason}", "alone")
+    kubectl.until(lambda: kubectl.status("alone")["attempts"][0]["replacements"], "a replacement", job="alone")
     assert is_ready(kubectl, node), "Kubernetes notices it later: its grace is 40 s"
     kubectl.until(
         lambda: {one["metadata"]["labels"]["disttrain.io/attempt"] for one in kubectl.pods("gang")} == {"2"},

@@ -78,7 +78,7 @@ class OwnRanks:
 def _read(path: Path, rank: int) -> OwnRank | None:
     with contextlib.suppress(OSError, ValueError):
         pid, _, started = path.read_text().partition(" ")
-        return OwnRank(rank, int(pid), started) if int(pid) > 1 and started else None
+        return OwnRank(rank, int(pid), started) if int(pid) > 0 and started else None
     return None
 
 

@@ -226,6 +226,12 @@ def test_no_signal_is_sent_to_a_process_that_has_the_number_of_a_rank_and_is_ano
         assert ranks.ranks == []
 
 
+def test_a_rank_may_be_the_first_process_of_its_container(tmp_path: Path) -> None:
+    started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
+    process_file(tmp_path, 0).write_text(f"1 {started}")
+    assert [one.pid for one in OwnRanks(tmp_path, [0]).ranks] == [1]
+
+
 def test_a_rank_that_starts_again_is_asked_for_no_stacks_before_it_expects_the_signal(tmp_path: Path) -> None:
     stacks_file(tmp_path, 0).write_text("of the former process")
     introduce(tmp_path, 0)
