@@ -238,3 +238,16 @@ def test_layers_of_vectors_alone_are_gathered_with_the_next() -> None:
     double = nn.Linear(4, 4).double()
     units = [nn.LayerNorm(4), nn.LayerNorm(4), wide, nn.Linear(4, 4), narrow, double, nn.LayerNorm(4)]
     assert [[units.index(unit) for unit in group] for group in joined(units)] == [[0, 1, 2], [3], [4], [5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("in_turn", "precision", "together"), [(True, "FP32", True), (False, "FP32", False), (True, "BF16", False)]
+)
+def test_only_layers_that_all_run_in_one_format_are_gathered_together(
+    one: Any, in_turn: bool, precision: str, together: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    training = Training.model_validate(small(precision=precision))
+    sharded.shard(model, list(model), training, one, in_turn=in_turn)
+    groups = len(sharded.parameter_groups(model))
+    assert groups == (2 if together else 3)

@@ -83,7 +83,9 @@ def shard(
         # Its kernels take halves beside whole weights and statistics, and not halves beside one of the two. It is so
         # small that it may stay gathered for the backward pass.
         cut([norm], MixedPrecisionPolicy(cast_forward_inputs=False), False)
-    for unit in joined(without_tied([unit for unit in called(units) if unit not in norms], whole)):
+    apart = without_tied([unit for unit in called(units) if unit not in norms], whole)
+    # torch 2.11 casts the inputs of the first of several alone.
+    for unit in joined(apart) if in_turn and half is None else ([unit] for unit in apart):
         cut(unit, precision, reshard_after_forward)
     cut([module], precision, None)
     return module
