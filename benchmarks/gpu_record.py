@@ -70,7 +70,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if lacking := [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]:
         raise SystemExit(
-            f"{sys.executable} lacks {', '.join(lacking)}: install them, or set GPU_PYTHON to a Python with"
+            f"{sys.executable} lacks {', '.join(lacking)}: install them, or set GPU_PYTHON to a Python that has them"
         )
     run = this_run(arguments.commit)
     if run is None:
