@@ -197,6 +197,8 @@ class RankFailure(_Report):
     """As in RankError."""
     signature: Annotated[FailureSignature | None, _OrNone] = None
     log_tail: Annotated[_Log | None, _OrNone] = None
+    out_of_memory: Annotated[bool | None, _OrNone] = None
+    """The kernel has killed a process of the pod for want of memory since its ranks last started. None: unknown."""
     repeated: Annotated[bool, BeforeValidator(lambda value: value is True)] = False
     """The same failure has come before in this pod, which has started its ranks again, and nothing was gained since."""
 

@@ -1,5 +1,6 @@
 """A life of a pod's ranks, from their start to the end of the last one, and the times that it may take."""
 
+import signal
 from dataclasses import dataclass, field
 
 from disttrain_agent.gang.messages import PodFailure
@@ -7,7 +8,8 @@ from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.reports import LOOK_SECONDS
 from disttrain_agent.resolve import OWN_NAME_SECONDS
 from disttrain_agent.verdict import RankEnd, first_cause
-from disttrain_api.names import PERMANENT, REPLACEMENT_SECONDS
+from disttrain_api.names import PERMANENT, REPLACEMENT_SECONDS, Reason
+from disttrain_api.report import RankFailure
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,23 @@ class Life:
 
         A rank that was stopped is the cause only where none has failed by itself.
         """
-        killed, now = self.memory_kills, memory_kills()
         cause = first_cause(self.ends)
         if cause is None:
             return None
         if cause.signaled and cause.code not in PERMANENT:
             cause = first_cause([end for end in self.ends if not end.signaled]) or cause
         return PodFailure(
-            cause=cause.as_failure().model_copy(update={"log_tail": None}),
+            cause=self.failure_of(cause).model_copy(update={"log_tail": None}),
             signaled=cause.signaled,
-            out_of_memory=killed is not None and now is not None and now > killed,
             checkpoint=checkpoint,
         )
+
+    def failure_of(self, end: RankEnd) -> RankFailure:
+        """Return how a rank has failed, with what the kernel tells of the pod's memory."""
+        killed, now, failure = self.memory_kills, memory_kills(), end.as_failure()
+        if killed is None or now is None:
+            return failure
+        changes: dict[str, bool | str] = {"out_of_memory": now > killed}
+        if now > killed and failure.signal == signal.SIGKILL and not end.signaled:
+            changes["reason"] = Reason.OOM_KILLED
+        return failure.model_copy(update=changes)

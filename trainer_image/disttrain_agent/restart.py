@@ -1,10 +1,9 @@
 """Whether ranks start again in their pods after a failure, or the pods end and the operator judges them. Pure."""
 
-import signal
 from dataclasses import dataclass, replace
 
 from disttrain_api.backoff import backoff_seconds
-from disttrain_api.names import PERMANENT, ExitCode, exit_reason
+from disttrain_api.names import PERMANENT, ExitCode, Reason, exit_reason
 from disttrain_api.report import FailureSignature, RankFailure
 
 # Another node may have what is missing here, or another attempt does what this one may not.
@@ -37,8 +36,6 @@ class Failure:
     cause: RankFailure
     checkpoint: int | None = None
     """Step of the newest checkpoint that they have reported. None: of none."""
-    out_of_memory: bool = False
-    """The kernel has killed a process of its pod for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,8 @@ class Record:
     """Step of the newest checkpoint at the last restart."""
     signature: FailureSignature | None = None
     """The last failure since that checkpoint with a signature had this one."""
+    out_of_memory: bool = False
+    """A rank has run out of memory since that checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,25 @@ class Leave:
 
 def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
     """Return what follows from a failure in a pod that nobody has asked to stop."""
-    if (why := hopeless(failure)) is not None:
+    if (why := hopeless(failure.cause)) is not None:
         return Leave(why)
     record = _renewed(record, failure.checkpoint)
     signature = failure.cause.signature
     if signature is not None and signature.repeats(record.signature):
         return Leave(f"{signature.error} came again, and no step was done in between", repeated=True)
+    out_of_memory = failure.cause.reason == Reason.OOM_KILLED
+    if out_of_memory and record.out_of_memory:
+        return Leave("a rank has run out of memory again, without a new checkpoint in between")
     if record.since_checkpoint >= limits.restarts:
         return Leave(f"{record.since_checkpoint} restarts in place without a new checkpoint are used up")
     count = record.since_checkpoint + 1
-    next_record = Record(record.restarts + 1, count, record.checkpoint, signature or record.signature)
+    next_record = Record(
+        restarts=record.restarts + 1,
+        since_checkpoint=count,
+        checkpoint=record.checkpoint,
+        signature=signature or record.signature,
+        out_of_memory=out_of_memory or record.out_of_memory,
+    )
     return Restart(backoff_seconds(count, limits.backoff_seconds), next_record)
 
 
@@ -99,13 +107,11 @@ def _renewed(record: Record, checkpoint: int | None) -> Record:
     return Record(record.restarts, checkpoint=checkpoint)
 
 
-def hopeless(failure: Failure) -> str | None:
+def hopeless(cause: RankFailure) -> str | None:
     """Return why ranks that start again in this pod would fail again, or may not; None: they may."""
-    code = failure.cause.exit_code
+    code = cause.exit_code
     if code in PERMANENT:
         return f"{exit_reason(ExitCode(code))} is final"
     if code in _NEEDS_ANOTHER_POD:
         return f"{exit_reason(ExitCode(code))} is not for this pod to repair"
-    if failure.out_of_memory and failure.cause.signal == signal.SIGKILL:
-        return "the pod has run out of memory"
     return None

@@ -27,7 +27,7 @@ from disttrain_agent.own_ranks import OwnRanks
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
-from disttrain_agent.restart import Failure, hopeless
+from disttrain_agent.restart import hopeless
 from disttrain_agent.step_clock import StepClock
 from disttrain_agent.verdict import exit_code, first_cause
 from disttrain_agent.zygote import Zygote
@@ -36,6 +36,8 @@ from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a pod whose command cannot be started, as a shell's."""
+
+_WHAT_HAPPENED = {Reason.POD_LOST: "was lost with its pod", Reason.OOM_KILLED: "ran out of memory"}
 
 
 class Supervisor:
@@ -202,7 +204,7 @@ class Supervisor:
         if decided is None or decided == self._restarts:
             return False
         pause = f" after {decided.pause_seconds:g} s" if decided.pause_seconds else ""
-        what = "was lost with its pod" if decided.failure.reason == Reason.POD_LOST else "failed"
+        what = _WHAT_HAPPENED.get(decided.failure.reason or "", "failed")
         log(f"restart {decided.count} in place{pause}: rank {decided.failure.rank} {what}")
         self._restarts = decided
         return True
@@ -222,7 +224,7 @@ class Supervisor:
     def _leave_where_hopeless(self, gang: Gang, failure: PodFailure) -> None:
         """Tell the gang at once of a failure that ends the pod, unless it follows from another pod's. Ranks also stop
         because those of a pod that departs have asked all to: the leader knows."""
-        why = hopeless(Failure(failure.cause, out_of_memory=failure.out_of_memory))
+        why = hopeless(failure.cause)
         obeyed = failure.cause.exit_code == ExitCode.STOPPED
         if why is not None and not failure.signaled and not obeyed:
             gang.leave(why)
@@ -335,7 +337,7 @@ class Supervisor:
         if self._life.ended_for_gang:
             why = "its agent stopped it, since ranks of another pod had failed"
             return own_failure(cause.rank, ExitCode.PEER_LOST, why)
-        return cause.as_failure().model_copy(update={"repeated": self._repeated})
+        return self._life.failure_of(cause).model_copy(update={"repeated": self._repeated})
 
     @property
     def _since_failure(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from disttrain_api.names import ExitCode, Reason, Role, exit_reason, permanent_reason
+from disttrain_api.report import RankFailure
 from disttrain_api.status import FailureClass, Replacement
 from disttrain_operator.decide.observed import PodFacts
 
@@ -90,7 +91,7 @@ def _class(pod: PodFacts) -> FailureClass:
     code = _code(pod)
     if pod.report is not None and code is not None and permanent_reason(code):
         return FailureClass.CONFIGURATION
-    if exit_.reason == Reason.OOM_KILLED:
+    if _ran_out_of_memory(pod):
         return FailureClass.OUT_OF_MEMORY
     if exit_.reason == Reason.STORAGE_LIMIT_EXCEEDED:
         return FailureClass.OUT_OF_STORAGE
@@ -102,7 +103,7 @@ def _class(pod: PodFacts) -> FailureClass:
         return FailureClass.DISRUPTION if pod.disruption is not None else FailureClass.POD_LOST
     if exit_.code == ExitCode.STOPPED and exit_.init_container is None:
         return FailureClass.STOPPED
-    failure = pod.report.failure if pod.report is not None else None
+    failure = _reported(pod)
     if pod.signal == _SIGKILL and failure is not None and failure.reason == Reason.PROGRESS_DEADLINE_EXCEEDED:
         return FailureClass.HANG
     # gloo and NCCL abort (SIGABRT) the survivors of a dead peer; a SIGKILL came from outside.
@@ -111,9 +112,27 @@ def _class(pod: PodFacts) -> FailureClass:
     return FailureClass.PROGRAM
 
 
+def _ran_out_of_memory(pod: PodFacts) -> bool:
+    """Whether its program ended since the memory limit was reached.
+
+    Container runtimes say so of a container as soon as the kernel has killed any process of it, however long it runs
+    on. So an agent that has outlived this knows better what its ranks have ended by.
+    """
+    failure = _reported(pod)
+    if failure is not None and failure.reason == Reason.OOM_KILLED:
+        return True
+    outlived = failure is not None and failure.out_of_memory is False
+    return pod.exit is not None and pod.exit.reason == Reason.OOM_KILLED and not outlived
+
+
+def _reported(pod: PodFacts) -> RankFailure | None:
+    """The failure that the pod's agent reports."""
+    return pod.report.failure if pod.report is not None else None
+
+
 def _code(pod: PodFacts) -> int | None:
     """The exit code of the pod; where torchrun ended with its own, which is always 1, that of the rank that reports."""
-    exit_, failure = pod.exit, pod.report.failure if pod.report is not None else None
+    exit_, failure = pod.exit, _reported(pod)
     assert exit_ is not None
     if exit_.code == 1 and failure is not None and failure.exit_code is not None:
         return failure.exit_code

@@ -160,7 +160,9 @@ def words_of_rank(failure: RankFailure, pod: PodFacts, *, quoted: bool) -> str:
         return f"rank {failure.rank} was lost with its former pod {pod.name}"
     if failure.reason == Reason.PROGRESS_DEADLINE_EXCEEDED:
         return f"rank {failure.rank} ({where}) {_HUNG}"
-    if failure.signal is not None:
+    if failure.reason == Reason.OOM_KILLED:
+        ending = "ran out of memory and was killed"
+    elif failure.signal is not None:
         ending = f"was killed by signal {failure.signal}"
     else:
         ending = f"exited with code {failure.exit_code}" if failure.exit_code is not None else "ended"

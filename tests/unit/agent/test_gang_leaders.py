@@ -11,7 +11,19 @@ from disttrain_agent.gang.messages import History, Kind, Message, PodFailure
 from disttrain_agent.restart import Limits
 from disttrain_api.names import ExitCode, Reason
 
-from .test_gang_decisions import LONGEST, PATIENCE, TYPO, WINDOW, a_leader, all_end, exited, killed, orders, raised
+from .test_gang_decisions import (
+    LONGEST,
+    PATIENCE,
+    TYPO,
+    WINDOW,
+    a_leader,
+    all_end,
+    exited,
+    killed,
+    orders,
+    out_of_memory,
+    raised,
+)
 from .test_gang_strangers import KEY, WORKERS, Port, until
 
 
@@ -166,6 +178,18 @@ def test_a_failure_that_comes_again_under_another_leader_is_known() -> None:
     assert leader.left.repeated == TYPO
 
 
+def test_a_rank_that_runs_out_of_memory_again_under_another_leader_ends_all_pods() -> None:
+    _, members = trained(9, killed(), out_of_memory())
+    leader = another(restarts=9)
+    for worker, member in enumerate(members, start=1):
+        member.ended(exited(ExitCode.PEER_LOST, worker))
+        joined(leader, worker, member)
+    started(leader, *members)
+    all_end(leader, exited(ExitCode.PEER_LOST, 0), out_of_memory(), exited(ExitCode.PEER_LOST, 2))
+    assert leader.left is not None
+    assert leader.left.why == "a rank has run out of memory again, without a new checkpoint in between"
+
+
 def test_the_newest_checkpoint_that_was_known_renews_no_restart_again() -> None:
     _, members = trained(1, killed(checkpoint=20))
     leader = another(restarts=1)
@@ -263,7 +287,7 @@ async def test_a_follower_waits_for_another_leader_and_says_for_whom(monkeypatch
 
 
 def test_a_member_passes_on_the_former_restarts_that_its_leader_has_sent() -> None:
-    history = History(since_checkpoint=2, checkpoint=40, signature=TYPO)
+    history = History(since_checkpoint=2, checkpoint=40, signature=TYPO, out_of_memory=True)
     member = Member(longest=LONGEST)
     member.connected()
     member.ended(killed())

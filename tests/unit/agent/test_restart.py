@@ -7,7 +7,7 @@ import pytest
 
 from disttrain_agent.restart import Failure, Leave, Limits, Record, Restart, after
 from disttrain_agent.verdict import RankEnd
-from disttrain_api.names import PERMANENT, ExitCode
+from disttrain_api.names import PERMANENT, ExitCode, Reason
 from disttrain_api.report import FailureSignature, RankError, RankReport
 
 LIMITS = Limits(restarts=3, backoff_seconds=10)
@@ -22,6 +22,12 @@ def failed(code: int = 1, *, signature: FailureSignature | None = None, **facts:
 
 def killed(number: int = signal.SIGKILL, **facts: Any) -> Failure:
     return Failure(RankEnd(rank=1, returncode=-number).as_failure(), **facts)
+
+
+def out_of_memory(checkpoint: int | None = None) -> Failure:
+    """How a rank has failed that the kernel has killed for want of memory."""
+    cause = killed().cause.model_copy(update={"reason": Reason.OOM_KILLED, "out_of_memory": True})
+    return Failure(cause, checkpoint)
 
 
 def lives(*failures: Failure, limits: Limits = LIMITS) -> list[int | str]:
@@ -45,9 +51,8 @@ def lives(*failures: Failure, limits: Limits = LIMITS) -> list[int | str]:
         failed(ExitCode.LEFT_EARLY),
         failed(ExitCode.PEER_LOST),
         failed(ExitCode.NON_FINITE_LOSS),
-        failed(3, out_of_memory=True),
     ],
-    ids=["killed", "crashed", "raised", "left early", "lost a peer", "not finite", "a kill of another process"],
+    ids=["killed", "crashed", "raised", "left early", "lost a peer", "not finite"],
 )
 def test_what_may_pass_is_restarted_at_once(failure: Failure) -> None:
     assert after(failure, Record(), LIMITS) == Restart(0, Record(1, 1))
@@ -73,9 +78,14 @@ def test_what_another_pod_or_nobody_can_mend_ends_the_pod(code: ExitCode) -> Non
     assert not follows.repeated
 
 
-def test_a_rank_that_the_kernel_killed_for_want_of_memory_ends_the_pod() -> None:
-    assert lives(killed(out_of_memory=True)) == ["the pod has run out of memory"]
-    assert lives(killed(signal.SIGSEGV, out_of_memory=True)) == [0]
+def test_a_rank_that_runs_out_of_memory_starts_again_once_without_a_new_checkpoint() -> None:
+    again = "a rank has run out of memory again, without a new checkpoint in between"
+    assert lives(out_of_memory(), out_of_memory()) == [0, again]
+    assert lives(out_of_memory(), killed(), out_of_memory()) == [0, 10, again], "others between do not hide it"
+    assert lives(*(out_of_memory(step) for step in (None, 10, 20, 20))) == [0, 0, 0, again]
+    assert lives(out_of_memory(), limits=Limits(0, 10)) == [
+        "0 restarts in place without a new checkpoint are used up"
+    ], "it is one of those"
 
 
 def test_restarts_without_a_new_checkpoint_are_bounded_and_wait_twice_as_long_each_time() -> None:

@@ -25,6 +25,7 @@ from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.hang import stall_of
 from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.reading import observe
+from tests.unit.decide.test_failures import verdict
 from tests.unit.decide.world import World, a_running_world
 
 KILLED = RankFailure(rank=1, exit_code=137, signal=9)
@@ -83,6 +84,37 @@ def spent(world: World) -> dict[str, int]:
     known = world.job.status.goodput
     assert known is not None
     return by_state(counted_until(known, world.now))
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "reason", "kills", "class_"),
+    [
+        ("Error", "OOMKilled", True, "OutOfMemory"),
+        ("OOMKilled", "OOMKilled", True, "OutOfMemory"),
+        ("OOMKilled", None, True, "OutOfMemory"),
+        ("OOMKilled", None, None, "OutOfMemory"),
+        ("OOMKilled", None, False, "Program"),
+        ("Error", None, True, "Program"),
+    ],
+)
+def test_an_agent_that_lives_on_knows_whether_its_ranks_ended_for_want_of_memory(
+    kubelet: str, reason: str | None, kills: bool | None, class_: str
+) -> None:
+    """The runtime says `OOMKilled` of a container in which the kernel has once killed a process, hours before too."""
+    world = in_place()
+    code = 137 if reason else 1
+    failure = RankFailure(rank=1, exit_code=code, signal=9 if reason else None, reason=reason, out_of_memory=kills)
+    world.end(0, code, reason=kubelet, report=PodReport(failure=failure)).settle()
+    found = verdict(world)
+    assert (found.class_, found.reason == "OOMKilled", found.action) == (class_, class_ != "Program", "RestartGang")
+
+
+def test_a_restart_after_a_rank_ran_out_of_memory_says_so() -> None:
+    world = in_place()
+    events_of(
+        world, None, restarted(world, 1, KILLED.model_copy(update={"reason": "OOMKilled", "out_of_memory": True}))
+    )
+    assert attempt(world).last_restart_in_place == f"rank 1 (pod {POD} on node node1) ran out of memory and was killed"
 
 
 def test_a_restart_is_written_into_the_attempt_and_is_one_event() -> None:

@@ -128,7 +128,9 @@ class Leader:
 
     def _learn(self, generation: int, history: History) -> None:
         self._newest, self._start_at = generation, None
-        self._record = Record(generation, history.since_checkpoint, history.checkpoint, history.signature)
+        self._record = Record(
+            generation, history.since_checkpoint, history.checkpoint, history.signature, history.out_of_memory
+        )
 
     def is_behind(self, generation: int) -> bool:
         """Return whether the ranks of a generation have had a start since, without the pod that is still of it."""
@@ -225,6 +227,7 @@ class Leader:
             since_checkpoint=self._record.since_checkpoint,
             checkpoint=self._record.checkpoint,
             signature=self._record.signature,
+            out_of_memory=self._record.out_of_memory,
         )
         self._begin()
         self.orders.append(
@@ -293,12 +296,11 @@ class Leader:
         self._start_at = now + follows.pause_seconds
 
     def _follows(self, first: PodFailure, checkpoint: int | None) -> Follows | Leave:
-        failure = Failure(first.cause, checkpoint, first.out_of_memory)
         if None not in self._ended.values():
-            return after(failure, self._record, self._limits)
+            return after(Failure(first.cause, checkpoint), self._record, self._limits)
         # Ranks that the lost pod's have asked to stop with them have done what they should.
         obeyed = first.signaled or first.cause.exit_code == ExitCode.STOPPED
-        why = None if obeyed else hopeless(failure)
+        why = None if obeyed else hopeless(first.cause)
         return after_loss(checkpoint, self._record) if why is None else Leave(why)
 
 

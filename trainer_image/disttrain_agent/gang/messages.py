@@ -37,8 +37,6 @@ class PodFailure(_Part):
     cause: RankFailure
     signaled: bool = False
     """Its agent had sent it a signal before."""
-    out_of_memory: bool = False
-    """The kernel has killed a process of the pod for want of memory."""
     checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Step of the newest checkpoint that its ranks have reported. None: of none."""
 
@@ -52,6 +50,8 @@ class History(_Part):
     """Step of the newest checkpoint at the last restart."""
     signature: FailureSignature | None = None
     """The last failure since that checkpoint with a signature had this one."""
+    out_of_memory: bool = False
+    """A rank has run out of memory since that checkpoint."""
 
 
 class Message(_Part):
