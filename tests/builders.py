@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from disttrain_api.names import CONTAINER, Role
+from disttrain_api.names import CONTAINER, Annotation, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_api.report import CheckpointReport, PodReport, RankFailure, RankReport, encode_pod_report
 from disttrain_operator.decide.observed import Job, job_facts
@@ -63,9 +63,15 @@ def a_job(name: str = "digits", **spec: Any) -> Job:
 
 
 def a_raw_pod(
-    job: Job, role: Role = Role.WORKER, index: int = 0, attempt: int = 1, *, uid: str | None = None
+    job: Job,
+    role: Role = Role.WORKER,
+    index: int = 0,
+    attempt: int = 1,
+    *,
+    uid: str | None = None,
+    dead: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A pod as the API server stores it right after its creation."""
+    """A pod as the API server stores it right after its creation. dead: nodes that it must not run on."""
     assert job.spec is not None
     replicas = job.spec.workers.replicas
     if role is Role.PS:
@@ -80,6 +86,7 @@ def a_raw_pod(
             "uid": uid or f"uid-{name}",
             "labels": pod_labels(job.name, job.uid, role, index, attempt),
             "ownerReferences": [owner_reference(job.name, job.uid)],
+            **({"annotations": {Annotation.NOT_ON: ",".join(dead)}} if dead else {}),
         },
         "spec": {},
         "status": {"phase": "Pending"},

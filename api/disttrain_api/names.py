@@ -94,10 +94,13 @@ CHECKPOINT_REQUEST = f"{GROUP}/checkpoint-request"
 
 
 class Annotation:
-    """Annotations that the gate writes on a pod when it releases it."""
+    """Annotations of pods."""
 
+    # The gate writes them when it releases a pod.
     RELEASED_AT = f"{GROUP}/released-at"
     RESERVED_NODE = f"{GROUP}/reserved-node"
+    # Nodes that were dead when the pod was created, and that it must not run on.
+    NOT_ON = f"{GROUP}/not-on"
 
 
 class Env:

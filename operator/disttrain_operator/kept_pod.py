@@ -138,8 +138,8 @@ def _metadata(metadata: Raw) -> Raw:
 
 def _times(metadata: Raw) -> Raw:
     kept = _words(metadata, _TIMES, _MAX_TIME)
-    released = _words(metadata.get("annotations") or {}, (Annotation.RELEASED_AT,), _MAX_TIME)
-    return kept | {"annotations": released} if released else kept
+    own = _words(metadata.get("annotations") or {}, (Annotation.RELEASED_AT, Annotation.NOT_ON), _MAX_TIME)
+    return kept | {"annotations": own} if own else kept
 
 
 def agent_in(spec: Raw, status: Raw) -> dict[str, int]:

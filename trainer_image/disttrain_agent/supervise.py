@@ -37,7 +37,7 @@ from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a pod whose command cannot be started, as a shell's."""
 
-_WHAT_HAPPENED = {Reason.POD_LOST: "was lost with its pod", Reason.OOM_KILLED: "ran out of memory"}
+_WHAT_HAPPENED: dict[str, str] = {Reason.POD_LOST: "was lost with its pod", Reason.OOM_KILLED: "ran out of memory"}
 
 
 class Supervisor:

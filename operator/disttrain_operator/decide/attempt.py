@@ -14,6 +14,7 @@ from disttrain_operator.decide.attempt_history import (
     start_must_end_at,
 )
 from disttrain_operator.decide.clock import earliest, timestamp
+from disttrain_operator.decide.dead_nodes import chooses_nodes, forced_at_once, noticed_at, unnoticed_nodes
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create_missing, remove, remove_old
@@ -43,7 +44,8 @@ def wait_for_attempt(
     policy = job.spec.run_policy
     why = f"attempt {status.attempt} has failed"
     pods = [pod for pod in observed.pods if not pod.gone]
-    removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS)
+    dead = forced_at_once(Gang(job.spec, status, observed), pods)
+    removal = remove(pods, policy, now, why, SURVIVOR_GRACE_SECONDS, dead)
     verdict = ended_by(status)
     message = f"attempt {status.attempt + 1} begins at {timestamp(begins_at)}" + (
         f": {verdict.message}" if verdict is not None else ""
@@ -57,12 +59,16 @@ def bring_up(gang: Gang, now: datetime, deadline: datetime | None, events: tuple
     """One look at a gang that does not run yet: what has to go goes, what is missing is made, and why it waits."""
     old = remove_old(gang, now)
     replaced = remove(gang.replaced, gang.spec.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS)
-    actions = (*old.actions, *replaced.actions, *create_missing(gang))
+    excluded = unnoticed_nodes(gang, now) if chooses_nodes(gang) else ()
+    bound = [] if excluded else [pod for pod in gang.pods if pod.excludes_nodes and pod.node is None]
+    free = remove(bound, gang.spec.run_policy, now, "no node is ruled out any more")
+    actions = (*old.actions, *replaced.actions, *free.actions, *create_missing(gang, excluded))
     reason, message = why_not_running(gang, now)
     if not events and reason not in USUAL_REASONS:
         events = (Event(reason, message, warning=reason not in NO_WARNING),)
     state = State.RESTARTING if restarting(gang.status) else State.STARTING
-    times = [at for at in (address_overdue_at(gang), unexplained_at(gang)) if at is not None and at > now]
+    looks = (address_overdue_at(gang), unexplained_at(gang), noticed_at(gang, now))
+    times = [at for at in looks if at is not None and at > now]
     again = earliest(None if gang.queued else deadline, *times, old.requeue_at, replaced.requeue_at)
     return Transition(state, reason, message, gang.status, actions, events, again)
 

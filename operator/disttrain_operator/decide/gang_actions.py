@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from disttrain_api.run_policy import RunPolicy
 from disttrain_api.scheduling import GangScheduler
 from disttrain_operator.decide.attempt_history import ran
+from disttrain_operator.decide.dead_nodes import forced_at_once
 from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, DeletePod
 from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.observed import PodFacts
@@ -53,7 +54,7 @@ def remove(
 def remove_old(gang: Gang, now: datetime) -> Removal:
     """Remove all pods of other attempts."""
     why = f"attempt {gang.attempt} takes the place of an older one"
-    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS)
+    return remove(gang.old, gang.spec.run_policy, now, why, SURVIVOR_GRACE_SECONDS, forced_at_once(gang, gang.old))
 
 
 def forced_at(pod: PodFacts, policy: RunPolicy) -> datetime | None:
@@ -73,14 +74,14 @@ def _why_forced(pod: PodFacts, policy: RunPolicy) -> str:
     return f"it{where} did not end within terminationTimeoutSeconds ({policy.termination_timeout_seconds})"
 
 
-def create_missing(gang: Gang) -> tuple[Action, ...]:
-    """Creations of all missing members and of what they need.
+def create_missing(gang: Gang, dead: tuple[str, ...] = ()) -> tuple[Action, ...]:
+    """Creations of all missing members and of what they need. `dead`: as of CreatePod.
 
     None while a pod of another attempt is alive: two attempts never run side by side.
     """
     if any(pod.pod_alive for pod in gang.old):
         return ()
-    return create(gang, gang.missing)
+    return create(gang, gang.missing, dead=dead)
 
 
 def create(

@@ -151,6 +151,8 @@ class PodFacts:
     """Our gate holds it back."""
     released_at: datetime | None = None
     """When the gate let it go."""
+    excludes_nodes: bool = False
+    """It must not run on nodes that were dead when it was created."""
     conditions: tuple[PodCondition, ...] = ()
     """They are kept only if the pod has ended or is about to."""
 

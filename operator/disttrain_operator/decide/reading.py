@@ -66,7 +66,8 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         # A pod that is evicted for its node's sake has a condition that says so.
         exit_ = replace(exit_, reason=Reason.STORAGE_LIMIT_EXCEEDED)
     gated = any(gate.get("name") == GANG_GATE for gate in (raw.get("spec") or {}).get("schedulingGates") or [])
-    released_at = parse_time((metadata.get("annotations") or {}).get(Annotation.RELEASED_AT))
+    annotations = metadata.get("annotations") or {}
+    released_at = parse_time(annotations.get(Annotation.RELEASED_AT))
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -92,6 +93,7 @@ def pod_facts(raw: Raw, *, gone: bool = False) -> PodFacts | None:
         disrupted_at=disrupted_at,
         gated=gated,
         released_at=released_at,
+        excludes_nodes=Annotation.NOT_ON in annotations,
         conditions=_conditions(status) if exit_ or deletion or gone else (),
     )
 

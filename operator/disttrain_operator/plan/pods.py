@@ -2,7 +2,7 @@
 
 import copy
 
-from disttrain_api.names import CONFIG_VOLUME, CONTAINER, GANG_GATE, TERMINATION_LOG, Env, Role
+from disttrain_api.names import CONFIG_VOLUME, CONTAINER, GANG_GATE, TERMINATION_LOG, Annotation, Env, Role
 from disttrain_api.ownership import owner_reference
 from disttrain_api.role import PodTemplate
 from disttrain_api.run_policy import PodSecurity
@@ -130,6 +130,8 @@ class RolePlan:
             affinity = spec.get("affinity") or {}
             node_affinity = narrowed(affinity.get("nodeAffinity") or {}, "NotIn", dead)
             spec["affinity"] = {**affinity, "nodeAffinity": node_affinity}
+            annotations = metadata.get("annotations") or {}
+            metadata["annotations"] = {**annotations, Annotation.NOT_ON: ",".join(dead)}
         if gated:
             spec["schedulingGates"] = [*(self._pod_spec.get("schedulingGates") or []), {"name": GANG_GATE}]
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

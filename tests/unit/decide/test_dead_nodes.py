@@ -8,8 +8,8 @@ from disttrain_api.names import ExitCode
 from disttrain_operator.decide.dead_nodes import UNNOTICED_SECONDS
 from disttrain_operator.decide.decision import CreatePod, DeletePod
 from disttrain_operator.decide.live import Live
-from tests.builders import a_report
-from tests.unit.decide.test_failures import verdict
+from tests.builders import a_report, running
+from tests.unit.decide.test_failures import OWN, verdict
 from tests.unit.decide.test_lost_pods import POD, a_gang, replacements, uids
 from tests.unit.decide.world import World, a_running_world
 
@@ -44,7 +44,10 @@ def test_a_gang_that_is_recreated_loses_the_pod_as_well() -> None:
     found = verdict(world)
     assert (found.class_, found.pod, found.action) == ("NodeLost", POD, "RestartWithoutCounting")
     assert world.job.status.restarts_since_checkpoint == 0
-    assert {pod["metadata"]["name"] for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]} >= {POD}
+    others = {name: "deletionTimestamp" in pod["metadata"] for name, pod in world.pods.items()}
+    assert others == {POD.replace("-1-a1", f"-{index}-a1"): True for index in (0, 2)}, "it alone is gone already"
+    world.confirm_deletions().settle()
+    assert sorted(world.pods) == [POD.replace("-1-a1", f"-{index}-a2") for index in range(3)]
 
 
 @pytest.mark.parametrize(("failures", "avoided"), [(2, ["node1"]), (0, [])])
@@ -67,8 +70,8 @@ def test_what_takes_the_place_of_the_pod_avoids_its_node(alone: bool, failures: 
 
 
 def test_no_attempt_begins_beside_a_pod_that_nobody_hears() -> None:
-    """Red where what is unreachable counts as gone: behind a partition it trains."""
-    world = unreachable(a_running_world(workers={"replicas": 3}), 1, missing=frozenset({1})).settle()
+    """Red where what is unreachable counts as gone: behind a partition it trains, and no fence keeps it from files."""
+    world = unreachable(a_running_world(**OWN), 1, missing=frozenset({1})).settle()
     others = [pod["metadata"]["name"] for pod in world.pods.values() if pod["metadata"]["name"] != POD]
     for name in others:
         world.remove(name)
@@ -84,7 +87,9 @@ GATE = {"schedulingPolicy": {"gangScheduler": "Gate"}}
     [
         (True, {}, True),
         (True, {"runPolicy": GATE}, True),
-        (False, {}, False),
+        (False, {}, True),
+        (False, {"runPolicy": GATE}, False),
+        (False, {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}, False),
         (True, {"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "a-queue"}}}, False),
         (True, {"training": None, "workers": {"image": "an/image:1", "command": ["serve"]}}, False),
     ],
@@ -128,6 +133,54 @@ def test_a_node_is_ruled_out_only_while_kubernetes_may_take_it_for_sound() -> No
     world.pass_time(UNNOTICED_SECONDS)
     made = [one for one in world.step().actions if isinstance(one, CreatePod)]
     assert [(one.index, one.avoid, one.dead) for one in made] == [(1, ("node1",), ())]
+
+
+def recreated(world: World) -> dict[int, tuple[str, ...]]:
+    """The pods of the next attempt, with the nodes that they must not run on."""
+    found = {}
+    while not found:
+        actions = world.step().actions
+        found = {one.index: one.dead for one in actions if isinstance(one, CreatePod)}
+        world.confirm_deletions()
+    return found
+
+
+def test_a_gang_that_is_recreated_keeps_off_the_node_until_kubernetes_knows() -> None:
+    world = unreachable(a_running_world(workers={"replicas": 3}), 1, missing=frozenset({1}))
+    assert recreated(world) == dict.fromkeys(range(3), ("node1",))
+    for index in (0, 2):
+        world.put(running(world.pod(index)))
+    again = world.settle().decide().requeue_at
+    assert again is not None
+    assert UNNOTICED_SECONDS - 1 < (again - world.now).total_seconds() <= UNNOTICED_SECONDS
+    waits = world.pod(1)["metadata"]["uid"]
+    world.pass_time(UNNOTICED_SECONDS - 1).settle()
+    assert world.pod(1)["metadata"]["uid"] == waits
+    world.now = again
+    (freed,) = [one for one in world.step().actions if isinstance(one, DeletePod)]
+    assert (freed.uid, freed.why) == (waits, "no node is ruled out any more"), "others have a node"
+    world.confirm_deletions()
+    made = [one for one in world.step().actions if isinstance(one, CreatePod)]
+    assert [(one.index, one.avoid, one.dead) for one in made] == [(1, ("node1",), ())]
+    world.settle().pass_time(600).settle()
+    assert not any(isinstance(one, DeletePod) for one in world.decide().actions), "it waits for room as any other"
+    assert world.run_all().condition("Running")[:2] == ("True", "AllPodsRunning")
+    assert world.job.status.attempt == 2
+
+
+def test_a_gang_that_begins_after_a_pause_leaves_its_dead_pod_at_once_too() -> None:
+    world = a_running_world(workers={"replicas": 3}, runPolicy={"restartBackoffSeconds": 30})
+    for index in (0, 1):
+        world.end(index, 137)
+    recreated(world.settle())
+    world.settle().run_all()
+    world.unreachable.clear()
+    uid = world.pod(1)["metadata"]["uid"]
+    unreachable(world, 1, missing=frozenset({1}), attempt=2).settle()
+    assert world.condition("Running")[:2] == ("False", "BackingOff")
+    assert uid not in uids_of(world)
+    world.confirm_deletions().pass_time(30)
+    assert recreated(world) == dict.fromkeys(range(3), ("node1",)), "half of the time is left"
 
 
 def test_a_pod_that_somebody_ends_is_left_the_time_that_it_has() -> None:

@@ -177,7 +177,9 @@ class World:
 
     def _create(self, action: CreatePod) -> None:
         self.created += 1
-        pod = a_raw_pod(self.job, action.role, action.index, action.attempt, uid=f"uid-{self.created}")
+        pod = a_raw_pod(
+            self.job, action.role, action.index, action.attempt, uid=f"uid-{self.created}", dead=action.dead
+        )
         name = pod["metadata"]["name"]
         if name not in self.pods:  # else the API server answers 409
             self.put(pod)

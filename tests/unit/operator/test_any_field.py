@@ -100,7 +100,7 @@ ITEMS: dict[str, Raw] = {
 }
 KEYS: dict[str, tuple[str, ...]] = {
     "labels": (Label.ROLE, Label.INDEX, Label.ATTEMPT, Label.TOPOLOGY_GROUP, QUEUE_NAME_LABEL),
-    "annotations": (Annotation.RELEASED_AT, Annotation.RESERVED_NODE),
+    "annotations": (Annotation.RELEASED_AT, Annotation.RESERVED_NODE, Annotation.NOT_ON),
 }
 
 

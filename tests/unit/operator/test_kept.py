@@ -170,7 +170,8 @@ def test_a_kept_pod_has_the_facts_of_the_pod() -> None:
         "spec": {**killed["spec"], "containers": [{"name": "x", **LIMIT}, {"name": "trainer", **LIMIT}]},
     }
     limited_as_a_whole = {**killed, "spec": {**killed["spec"], **LIMIT, "containers": [{"name": "trainer"}]}}
-    for raw in (pod, running(pod), ended(pod, 1, message="last words"), killed, limited, limited_as_a_whole):
+    bound = a_raw_pod(a_job(), dead=("node1",))
+    for raw in (pod, bound, running(pod), ended(pod, 1, message="last words"), killed, limited, limited_as_a_whole):
         raw["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "q"
         raw["spec"] |= {"schedulingGates": [{"name": "disttrain.io/gang"}], "affinity": {"nodeAffinity": {}}}
         kept = keep_pod(raw)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_api.names import Role
+from disttrain_api.names import Annotation, Role
 from disttrain_operator.plan.desired import GangPlan
 from disttrain_operator.plan.node_affinity import REQUIRED
 from tests.builders import a_job
@@ -29,7 +29,10 @@ def test_each_term_keeps_the_pod_from_the_dead_nodes(terms: list[dict[str, Any]]
     given = {"nodeAffinity": required, "podAffinity": {"a": 1}}
     template = {"spec": {"affinity": given, "containers": [{"name": "trainer"}]}}
     plan = GangPlan(a_job(workers={"template": template}), 1, SITE, ("node2",))
-    affinity = plan.pod(Role.WORKER, 1, replacement=1, dead=("node1", "node9"))["spec"]["affinity"]
+    pod = plan.pod(Role.WORKER, 1, replacement=1, dead=("node1", "node9"))
+    affinity = pod["spec"]["affinity"]
+    assert pod["metadata"]["annotations"] == {Annotation.NOT_ON: "node1,node9"}
+    assert "annotations" not in plan.pod(Role.WORKER, 0)["metadata"]
     preferred = plan.pod(Role.WORKER, 0)["spec"]["affinity"]["nodeAffinity"]
     assert preferred.get(REQUIRED) == required.get(REQUIRED), "the others are as they were"
     assert affinity == {"nodeAffinity": preferred | {REQUIRED: {"nodeSelectorTerms": wanted}}, "podAffinity": {"a": 1}}

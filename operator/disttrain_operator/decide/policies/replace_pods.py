@@ -64,7 +64,8 @@ def note_replacements(situation: Situation) -> Transition | None:
 def replace_pods(situation: Situation) -> Transition | None:
     """Remove the pods that were noted and make them again. A gang that has not run yet is completed by start-up."""
     job, gang, now = situation.job, situation.gang, situation.now
-    dead = forced_at_once(gang)
+    waits = waits_for_lost_pods(situation.spec)
+    dead = forced_at_once(gang, gang.replaced) if waits else frozenset()
     removal = remove(gang.replaced, situation.run_policy, now, "it is recreated", SURVIVOR_GRACE_SECONDS, dead)
     if not ran(job.status):
         return None
@@ -75,7 +76,7 @@ def replace_pods(situation: Situation) -> Transition | None:
     unstarted = [pod for pod in (*gang.unstarted, *gang.awaiting_address) if _begins_at(job, pod.name) is not None]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
-    why, waits = why_waiting(gang), waits_for_lost_pods(situation.spec)
+    why = why_waiting(gang)
     names = [pod.name for pod in unstarted]
     if waits:
         names += [pod_name(job.name, job.uid, *identity, gang.attempt) for identity in wanted]
