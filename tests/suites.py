@@ -84,6 +84,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_sample_ids\.py.*\[(two ranks-|four|two, four)": MORE_RANKS,
     r"trainer/test_no_rank_holds_the_model\.py": LONG,
     r"trainer/test_chat_adapters\.py.*\[(dp2|fsdp2|tp2)\]": LONG,
+    r"trainer/test_continued_adapters\.py.*\[(dp2|fsdp2|tp2)\]": LONG,
     r"trainer/test_json_collectives\.py.*a (negative length|large share)": "waits ten seconds for a peer",
     r"trainer/test_estimate\.py::test_ranks_hold_what_was_estimated\[(.*[,+x]|tp2)": LONG,
     r"trainer/test_estimated_work\.py::test_sockets_send_what_was_estimated\[(cp2|.*[,+])": LONG,

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from disttrain_api.transformers_config import LoraConfig, TransformersConfig
+from disttrain_trainer.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from disttrain_trainer.checkpoint.export import Piece, StoredModel, export_folder
 from disttrain_trainer.checkpoint.safetensors_writer import SHARD_BYTES
+from disttrain_trainer.models.transformers.adapter_files import PEFT_PREFIX
 from disttrain_trainer.models.transformers.config import CONFIG_FILE, library_config, reaches
 from disttrain_trainer.models.transformers.expert_files import ExpertFiles
 from disttrain_trainer.models.transformers.families import FAMILIES
@@ -31,7 +33,6 @@ TOKENIZER_FILES = (
 )
 _MAX_TOKENIZER_BYTES = 200_000_000
 _HEAD = "lm_head.weight"
-_PEFT_PREFIX = "base_model.model."
 _ALL = sys.maxsize
 
 
@@ -80,9 +81,9 @@ def export_adapter(model: StoredModel, given: TransformersConfig, target: Path) 
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    pieces = [Piece(_PEFT_PREFIX + name, (name,)) for name in model.names if is_adapter(name)]
+    pieces = [Piece(PEFT_PREFIX + name, (name,)) for name in model.names if is_adapter(name)]
     text = (json.dumps(described, indent=2) + "\n").encode()
-    export_folder(model, pieces, target, {"adapter_config.json": text}, _ALL, "adapter_model.safetensors")
+    export_folder(model, pieces, target, {ADAPTER_CONFIG: text}, _ALL, ADAPTER_FILE)
 
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:

@@ -78,6 +78,14 @@ def moved(module: nn.Module) -> nn.Module:
 
 def double_transformers(family: str = "llama", lora: dict[str, Any] | None = None, **config: Any) -> nn.Module:
     """A tiny model, with fields of its config changed, and adapters as the manifest describes them."""
-    adapters = None if lora is None else LoraConfig.model_validate(lora, by_alias=True)
-    given = TransformersConfig(config=described(family) | config, sequence_length=8, lora=adapters)
+    given = TransformersConfig(config=described(family) | config, sequence_length=8, lora=_adapters(lora))
     return moved(build(given))
+
+
+def double_folder(path: str, lora: dict[str, Any] | None = None) -> nn.Module:
+    """The model that a folder describes, whatever weights there are in it."""
+    return moved(build(TransformersConfig(path=path, sequence_length=8, lora=_adapters(lora))))
+
+
+def _adapters(lora: dict[str, Any] | None) -> LoraConfig | None:
+    return None if lora is None else LoraConfig.model_validate(lora, by_alias=True)

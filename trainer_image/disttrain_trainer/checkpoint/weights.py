@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
+from disttrain_trainer.checkpoint.adapter import ADAPTER_FILE, base_weights, is_adapter_folder
 from disttrain_trainer.checkpoint.compatibility import (
     Shapes,
     extra_state_in,
@@ -67,12 +68,23 @@ def weights_at(path: Place) -> Place:
     return path / complete[-1].name
 
 
-def load_weights(module: nn.Module, path: Place, world: World) -> Place:
+def load_weights(module: nn.Module, path: Place, world: World) -> str:
     """Load weights into a model, whole or cut; returns where they were. Called by all ranks together.
 
-    Numbers are converted to the model's format. Raises InvalidConfiguration, CheckpointBroken, or CheckpointMismatch
-    naming the first parameter that does not fit.
+    The folder of an adapter stands for it and for the model that it adapts. Numbers are converted to the model's
+    format. Raises InvalidConfiguration, CheckpointBroken, or CheckpointMismatch naming the first parameter that does
+    not fit.
     """
+    if not world.from_first(lambda: is_adapter_folder(path), bool):
+        return str(_load(module, path, world))
+    assert isinstance(path, Path)
+    base = _load(module, location(world.from_first(lambda: base_weights(module, path), str)), world)
+    _load(module, path / ADAPTER_FILE, world, adapter=True)
+    return f"{base}, adapter from {path}"
+
+
+def _load(module: nn.Module, path: Place, world: World, *, adapter: bool = False) -> Place:
+    """adapter: of the model, only its adapters, which are all that stands there."""
     source = location(world.from_first(lambda: str(weights_at(path)), str))
     is_file = are_weights(source)
     if is_file:
@@ -81,7 +93,7 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
         flaw = f"{flaw}; name another checkpoint"
     if flaw is not None:
         raise CheckpointBroken(f"`training.checkpoint.initialFrom`: {flaw}")
-    part_of = offered(module, "part_in_files") or FilePart
+    part_of = offered(module, "part_in_adapter" if adapter else "part_in_files") or FilePart
     reader = SafetensorsReader(source, part_of) if is_file else StepReader(source)
     weights = get_model_state_dict(module)
     metadata, prefix = reader.read_metadata(), "" if is_file else "model."
@@ -92,6 +104,10 @@ def load_weights(module: nn.Module, path: Place, world: World) -> Place:
         "name weights of this model in `training.checkpoint.initialFrom`",
     )
     left_out.update(extra_state_in(weights))
+    if adapter:
+        is_adapter = offered(module, "begins_without") or bool
+        left_out |= {name for name in weights if not is_adapter(name)}
+        names = {name for name in names if is_adapter(name)}
     wanted = {name: value for name, value in weights.items() if name not in left_out}
     extra = room_for_extra_state(weights, metadata, prefix)
     world.all_or_none(lambda: require_model_fits(there, wanted, names, source, advice))

@@ -7,6 +7,7 @@ Shapes: B batch, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from disttrain_api.transformers_config import LoraConfig, TransformersConfig
 from disttrain_trainer.checkpoint.file_part import FilePart
+from disttrain_trainer.models.transformers.adapter_files import base_of_adapter, part_in_adapter
 from disttrain_trainer.models.transformers.attention import attend_in_parts, causal_attention
 from disttrain_trainer.models.transformers.config import library_config, windows_of
 from disttrain_trainer.models.transformers.experts import SparseBlock, compute_by_experts, initialise_experts
@@ -55,9 +57,12 @@ class Decoder(nn.Module):
 class CausalLanguageModel(nn.Module):
     """Tokens [B, T] -> logits [B, T, V]."""
 
-    def __init__(self, config: PreTrainedConfig, sequence_length: int, lora: LoraConfig | None = None) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, sequence_length: int, lora: LoraConfig | None = None, path: str | None = None
+    ) -> None:
+        """path: of the folder where the config is."""
         super().__init__()
-        self.config, self.sequence_length, self.lora = config, sequence_length, lora
+        self.config, self.sequence_length, self.lora, self.path = config, sequence_length, lora, path
         self.family = FAMILIES[config.model_type]
         self.model = Decoder(self.family, config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -142,6 +147,14 @@ class CausalLanguageModel(nn.Module):
         files = self.family.experts
         return FilePart(name) if files is None else files.part(name)
 
+    def base_of_adapter(self, folder: Path) -> str:
+        """Return the folder of what an adapter adapts. Raises InvalidConfiguration if it is not continued here."""
+        return base_of_adapter(folder, self.lora, self.path)
+
+    def part_in_adapter(self, name: str) -> FilePart:
+        """Return what a tensor of an adapter's file is in this model."""
+        return part_in_adapter(name)
+
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
 
@@ -163,7 +176,7 @@ def build(config: TransformersConfig) -> nn.Module:
     described = library_config(config)
     assert config.sequence_length is not None
     try:
-        return CausalLanguageModel(described, config.sequence_length, config.lora)
+        return CausalLanguageModel(described, config.sequence_length, config.lora, config.path)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidConfiguration(
             f"`training.model.config`: no {described.model_type} can be built so: {one_line(error)}"
