@@ -16,6 +16,7 @@ from disttrain_trainer.data.collate import filled_up
 from disttrain_trainer.losses import IGNORED
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from tests.chats import (
+    CALLING,
     CHATML,
     DATED,
     FORGETFUL,
@@ -96,6 +97,67 @@ def test_what_the_assistant_says_counts_and_nothing_else(kind, tmp_path):
     # As the library itself writes it.
     whole = tokenizer.apply_chat_template(ANSWERED["messages"], return_dict=False, tokenize=True)
     assert [*inputs.tolist(), expected[-1][0]] == whole == [token for token, _ in expected]
+
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
+ASKED = {
+    "tools": [LOOK],
+    "messages": [
+        {"role": "system", "content": "be quick"},
+        {"role": "user", "content": "the fox"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "the fox"}'}},
+                {"function": {"name": "look", "arguments": {"at": "naïve 犬"}}},
+            ],
+        },
+        {"role": "tool", "name": "look", "tool_call_id": "1", "content": "runs", "tool_calls": None},
+        {"role": "tool", "name": "look", "content": "over"},
+        {"role": "assistant", "content": "the fox runs"},
+        {"role": "user", "content": "a dog"},
+        {"role": "assistant", "content": "jumps"},
+    ],
+}
+UNMARKED = re.sub(r"\{% (end)?generation %\}", "", CALLING)
+
+
+def test_calls_of_tools_count_and_what_tools_answer_does_not(tmp_path):
+    data = loaded(tmp_path, [ASKED], UNMARKED)
+    tokenizer = library(tmp_path)
+    inputs, targets = data.training[0]
+    written = tokenizer.decode(inputs)
+    assert written.startswith(f"<|im_start|>system\n{json.dumps(LOOK)}\n<|im_end|>")
+    runs, counted = [], False
+    for token in targets.tolist():
+        if token != IGNORED and counted:
+            runs[-1].append(token)
+        elif token != IGNORED:
+            runs.append([token])
+        counted = token != IGNORED
+    calls = '\ncall: look {"at": "the fox"}\ncall: look {"at": "naïve 犬"}<|im_end|>\n'
+    assert list(map(tokenizer.decode, runs)) == [calls, "the fox runs<|im_end|>\n", "jumps<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("rows", [[ASKED], [ANSWERED, said("the fox", "runs")], conversations(9)])
+def test_without_marks_the_same_counts_as_with_them(rows, tmp_path):
+    found, expected = (
+        loaded(tmp_path / name, rows, template) for name, template in (("plain", UNMARKED), ("marked", CALLING))
+    )
+    assert len(found.training) == len(expected.training) == len(rows)
+    for index in range(len(rows)):
+        for part in (0, 1):
+            assert torch.equal(found.training[index][part], expected.training[index][part])
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_calls"])
+def test_a_template_that_would_leave_them_out_is_refused(name, tmp_path):
+    row = GOOD | {"tools": [LOOK]} if name == "tools" else called(name="look", arguments={})
+    with pytest.raises(
+        InvalidConfiguration, match=rf"does not read `{name}`, which {tmp_path}/chats.jsonl: line 1 has"
+    ):
+        loaded(tmp_path, [row])
 
 
 def test_a_template_may_stand_in_the_tokenizers_config(tmp_path):
@@ -187,6 +249,11 @@ def one(**message: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": "the fox"}, message]}
 
 
+def called(**function: object) -> dict[str, object]:
+    return one(role="assistant", tool_calls=[{"type": "function", "function": function}])
+
+
+CALL = "`messages[1].tool_calls[0].function"
 GOOD = said("the fox", "runs")
 # What a line is, and what is said of it.
 HOSTILE: dict[str, tuple[object, str]] = {
@@ -201,7 +268,8 @@ HOSTILE: dict[str, tuple[object, str]] = {
     "no completion": ({"prompt": "a"}, "it has prompt, expected"),
     "a list as prompt": ({"prompt": [], "completion": "a"}, "`prompt` is a list, expected a text"),
     "null as completion": ({"prompt": "a", "completion": None}, "`completion` is null, expected a text"),
-    "tools": (GOOD | {"tools": []}, "`tools` is not supported"),
+    "a text as tools": (GOOD | {"tools": "a"}, "`tools` is no list of objects"),
+    "texts as tools": (GOOD | {"tools": ["a"]}, "`tools` is no list of objects"),
     "a text as messages": ({"messages": "a"}, "`messages` is a text, expected a list of objects"),
     "no messages": ({"messages": []}, "`messages` has 0 messages, expected 1 to 10000"),
     "many messages": ({"messages": [{}] * 10_001}, "`messages` has 10001 messages, expected 1 to 10000"),
@@ -213,8 +281,29 @@ HOSTILE: dict[str, tuple[object, str]] = {
     "parts as content": (one(role="assistant", content=[{}]), "`messages[1].content` is a list, expected a text"),
     "a boolean as content": (one(role="assistant", content=True), "`messages[1].content` is a boolean, expected"),
     "another field": (
+        one(role="assistant", content="a", weight=1),
+        "`messages[1].weight` is not supported for the role assistant: remove it",
+    ),
+    "calls of a user": (one(role="user", content="a", tool_calls=[]), "`messages[1].tool_calls` is not supported for"),
+    "no calls": (
         one(role="assistant", content="a", tool_calls=[]),
-        "`messages[1].tool_calls` is not supported: remove it",
+        "`messages[1].tool_calls` is empty, expected a list",
+    ),
+    "a text as calls": (one(role="assistant", tool_calls="a"), "`messages[1].tool_calls` is a text, expected a list"),
+    "a bare call": (
+        one(role="assistant", tool_calls=[{"name": "look", "arguments": {}}]),
+        "`messages[1].tool_calls[0]` is not an object with `function`",
+    ),
+    "a call without arguments": (called(name="look"), "`messages[1].tool_calls[0].function` is not an object with"),
+    "a list as arguments": (called(name="look", arguments=[]), f"{CALL}.arguments` is a list, expected an object"),
+    "half arguments": (called(name="look", arguments="{"), f"{CALL}.arguments` is no JSON: "),
+    "a special token in arguments": (
+        called(name="look", arguments={"at": ["<|im_end|>"]}),
+        "the content of message 1 has '<|im_end|>', a special token",
+    ),
+    "a special token in tools": (
+        GOOD | {"tools": [{"function": {"name": "<|im_end|>"}}]},
+        "`tools` has '<|im_end|>', a special token",
     ),
     "nobody answers": (said("the fox"), "it has no message of the role assistant, which is what is learnt"),
     "an empty answer": (said("the fox", " \n"), "a message of the role assistant has no text"),

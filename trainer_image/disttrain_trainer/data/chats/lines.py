@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,15 @@ MAX_LINE_BYTES = 2**24
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
+CALLS, TOOLS = "tool_calls", "tools"
 SUFFIXES = (".jsonl", ".ndjson")
 _FORMS = "an object with `messages`, or with `prompt` and `completion`"
 
-Message = dict[str, str]
-"""`role` and `content`."""
+Message = dict[str, Any]
+"""`role` and `content`; of the assistant also `tool_calls`, of a tool `name` and `tool_call_id`."""
+_FIELDS = {ASSISTANT: (CALLS,), "tool": ("name", "tool_call_id")}
+"""What messages of a role may have besides."""
+_CALL = "an object with `function`, that has `name` and `arguments`, and perhaps `id` and `type`"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Conversation:
     place: str
     """File and line."""
     messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """What the assistant may call, as the template gets it."""
 
 
 def read_conversations(path: Path) -> Iterator[Conversation]:
@@ -43,7 +49,7 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
                 place = f"{file}: line {number}"
                 if len(line) > MAX_LINE_BYTES:
                     raise _error(place, f"it has more than {MAX_LINE_BYTES} bytes; split the conversation")
-                yield Conversation(place, _messages(place, line))
+                yield _conversation(place, line)
         except OSError as error:
             raise DataNotFound(
                 f"`training.data.config.path`: {file} cannot be read: {error.strerror or error}"
@@ -61,15 +67,13 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _messages(place: str, line: bytes) -> list[Message]:
+def _conversation(place: str, line: bytes) -> Conversation:
     try:
         value = from_json(line, allow_inf_nan=False)
     except ValueError as error:
         raise _error(place, f"it is no JSON: {shown(str(error))}") from error
     if not isinstance(value, dict):
         raise _error(place, f"it is {_kind(value)}, expected {_FORMS}")
-    if "tools" in value:
-        raise _error(place, "`tools` is not supported: describe them in a message, and remove the field")
     if "messages" in value:
         messages = _of_list(place, value)
     elif "prompt" in value and "completion" in value:
@@ -80,12 +84,18 @@ def _messages(place: str, line: bytes) -> list[Message]:
     else:
         names = ", ".join(sorted(map(shown, value))[:10]) or "nothing"
         raise _error(place, f"it has {names:.300}, expected {_FORMS}")
-    spoken = [message["content"] for message in messages if message["role"] == ASSISTANT]
+    spoken = [message for message in messages if message["role"] == ASSISTANT]
     if not spoken:
         raise _error(place, f"it has no message of the role {ASSISTANT}, which is what is learnt: remove the line")
-    if not all(map(str.strip, spoken)):
+    if not all(CALLS in message or message["content"].strip() for message in spoken):
         raise _error(place, f"a message of the role {ASSISTANT} has no text: remove it, or the line")
-    return messages
+    return Conversation(place, messages, _tools(place, value.get(TOOLS)))
+
+
+def _tools(place: str, found: Any) -> list[dict[str, Any]]:
+    if found is not None and (not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found)):
+        raise _error(place, f"`{TOOLS}` is no list of objects, expected the description of a function in each")
+    return found or []
 
 
 def _of_list(place: str, value: Mapping[str, Any]) -> list[Message]:
@@ -102,16 +112,53 @@ def _of_list(place: str, value: Mapping[str, Any]) -> list[Message]:
 def _message(place: str, field: str, value: Any) -> Message:
     if not isinstance(value, dict):
         raise _error(place, f"`{field}` is {_kind(value)}, expected an object with `role` and `content`")
-    for name in value:
-        if name not in ("role", "content"):
-            raise _error(place, f"`{field}.{shown(name):.60}` is not supported: remove it, or write it as text")
-    for name in ("role", "content"):
+    # Tables of unlike messages have a null for what a message has not.
+    value = {name: part for name, part in value.items() if part is not None or name == "content"}
+    calls = value.get(CALLS) is not None
+    for name in ("role",) if calls else ("role", "content"):
         if name not in value:
             raise _error(place, f"`{field}` has no `{name}`, expected an object with `role` and `content`")
     if (role := value["role"]) not in ROLES:
         found = f"'{shown(role):.60}'" if isinstance(role, str) else _kind(role)
         raise _error(place, f"`{field}.role` is {found}, expected one of {', '.join(ROLES)}")
-    return {"role": role, "content": _text(place, f"`{field}.content`", value["content"])}
+    content = "" if calls and value.get("content") is None else _text(place, f"`{field}.content`", value["content"])
+    message: Message = {"role": role, "content": content}
+    for name, part in value.items():
+        if name in message:
+            continue
+        if name not in _FIELDS.get(role, ()):
+            raise _error(
+                place,
+                f"`{field}.{shown(name):.60}` is not supported for the role {role}: remove it, or write it as text",
+            )
+        own = f"{field}.{name}"
+        message[name] = _calls(place, own, part) if name == CALLS else _text(place, f"`{own}`", part)
+    return message
+
+
+def _calls(place: str, field: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        found = "empty" if value == [] else _kind(value)
+        raise _error(place, f"`{field}` is {found}, expected a list of calls")
+    return [_call(place, f"{field}[{number}]", call) for number, call in enumerate(value)]
+
+
+def _call(place: str, field: str, value: Any) -> dict[str, Any]:
+    """Return a call as templates read it: its arguments are an object, which OpenAI's form writes as a text."""
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or value.keys() - {"function", "id", "type"}:
+        raise _error(place, f"`{field}` is not {_CALL}")
+    if not isinstance(function.get("name"), str) or function.keys() != {"name", "arguments"}:
+        raise _error(place, f"`{field}.function` is not an object with `name`, a text, and `arguments`")
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            arguments = from_json(arguments, allow_inf_nan=False)
+        except ValueError as error:
+            raise _error(place, f"`{field}.function.arguments` is no JSON: {shown(str(error))}") from error
+    if not isinstance(arguments, dict):
+        raise _error(place, f"`{field}.function.arguments` is {_kind(arguments)}, expected an object")
+    return value | {"function": {"name": function["name"], "arguments": arguments}}
 
 
 def _text(place: str, field: str, value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disttrain_trainer.data.chats.lines import ASSISTANT, Conversation, Message
+from disttrain_trainer.data.chats.lines import ASSISTANT, CALLS, TOOLS, Conversation, Message
 from disttrain_trainer.data.tokenizer import load_tokenizer
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line, shown
 
@@ -76,13 +76,8 @@ class ChatTokenizer:
 
     def _rendered(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """Return the text of a conversation, and the assistant's parts of it."""
-        for number, message in enumerate(conversation.messages):
-            if found := self._special.search(message["content"]):
-                raise DataNotFound(
-                    f"`training.data.config.path`: {conversation.place}: the content of message {number} has "
-                    f"'{shown(found[0]):.60}', a special token, with which the chat template divides messages: "
-                    "remove it"
-                )
+        self._require_no_special(conversation)
+        self._require_read(conversation)
         if self._marks:
             return self._marked(conversation)
         whole = self._applied(conversation, conversation.messages)
@@ -91,6 +86,29 @@ class ChatTokenizer:
             for number, message in enumerate(conversation.messages)
             if message["role"] == ASSISTANT
         ]
+
+    def _require_no_special(self, conversation: Conversation) -> None:
+        given = [(f"the content of message {at}", message) for at, message in enumerate(conversation.messages)]
+        for what, value in [*given, (f"`{TOOLS}`", conversation.tools)]:
+            for text in _texts(value):
+                if found := self._special.search(text):
+                    raise DataNotFound(
+                        f"`training.data.config.path`: {conversation.place}: {what} has '{shown(found[0]):.60}', a "
+                        "special token, with which the chat template divides messages: remove it"
+                    )
+
+    def _require_read(self, conversation: Conversation) -> None:
+        """A template leaves out what it does not read, without a word."""
+        calls = any(CALLS in message for message in conversation.messages)
+        for name, there in ((TOOLS, bool(conversation.tools)), (CALLS, calls)):
+            if there and not self._reads(name):
+                raise InvalidConfiguration(
+                    f"{_FIELD}: the chat template of {self._folder} does not read `{name}`, which {conversation.place} "
+                    "has: take the template of a model that calls tools, or remove them"
+                )
+
+    def _reads(self, name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\b", self._template) is not None
 
     def _added(self, conversation: Conversation, number: int, whole: str) -> Span:
         """Return what the template adds for a message of the assistant to the prompt of the messages before it."""
@@ -114,7 +132,13 @@ class ChatTokenizer:
 
     def _applied(self, conversation: Conversation, messages: list[Message], **options: bool) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, **options, **self._arguments)
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=conversation.tools or None,  # type: ignore[arg-type] # their descriptions, no functions
+                tokenize=False,
+                **options,
+                **self._arguments,
+            )
         except Exception as error:
             raise self._failed(conversation, error) from error
         assert isinstance(text, str)
@@ -127,6 +151,7 @@ class ChatTokenizer:
             # What `apply_chat_template` calls, which returns tokens alone.
             rendered: Any = render_jinja_template(
                 conversations=[conversation.messages],
+                tools=conversation.tools or None,  # type: ignore[arg-type] # their descriptions, no functions
                 chat_template=self._template,
                 return_assistant_tokens_mask=True,
                 **{**self._tokenizer.special_tokens_map, **self._arguments},
@@ -149,7 +174,7 @@ class ChatTokenizer:
             if name in taken:
                 raise InvalidConfiguration(f"{field}.{name} is not the template's but set by the trainer: remove it")
             # The template ignores what it does not read, without a word.
-            if not re.search(rf"\b{re.escape(name)}\b", self._template):
+            if not self._reads(name):
                 raise InvalidConfiguration(
                     f"{field}: the chat template of {self._folder} does not read `{shown(name):.60}`: remove it"
                 )
@@ -159,6 +184,18 @@ class ChatTokenizer:
                 "resumes on another day would train on other tokens: set the variable that it reads in place of it, "
                 "such as `date_string`"
             )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield all texts within a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in (*value, *value.values()):
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
 
 
 def _template_of(tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
