@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import USER_CODE
 from tools.cluster import build
+from tools.cluster.full import kubeconfig_path
 from tools.cluster.images import references
 from tools.cluster.locks import exclusive
 
@@ -107,6 +108,15 @@ def operator(images: None, helm: Helm, programs: dict[str, Path], kubeconfig: Pa
     helm("uninstall", "disttrain", "-n", SYSTEM, "--wait")
     kubectl.run("delete", "crd", "disttrainingjobs.disttrain.io", "--timeout=60s")
     kubectl.run("delete", "namespace", SYSTEM, "--timeout=120s", timeout=150)
+
+
+@pytest.fixture
+def of_this_machine(kubeconfig: Path) -> None:
+    """Nodes whose processes the test sees."""
+    if kubeconfig != kubeconfig_path():
+        pytest.skip(
+            "the nodes of the cluster that tools/cluster starts are processes of this machine, KUBECONFIG's not"
+        )
 
 
 @pytest.fixture

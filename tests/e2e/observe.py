@@ -76,6 +76,19 @@ def first_step(kubectl: Kubectl, name: str, attempt: int) -> int:
     return int(kubectl.wait_for_log(pod, r"\bstep: *(\d+)", job=name)[1])
 
 
+def is_ready(kubectl: Kubectl, node: str) -> bool:
+    """Whether the cluster takes a node for one that lives."""
+    conditions = kubectl.get("node", node)["status"]["conditions"]
+    return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+
+
+def spare_node(kubectl: Kubectl, operator: Kubectl) -> str:
+    """Name of a node: not the operator's, where it has no replica on each."""
+    busy = {one["spec"].get("nodeName") for one in operator.get("pods")["items"]}
+    names = [str(one["metadata"]["name"]) for one in kubectl.get("nodes")["items"]]
+    return next((name for name in names if name not in busy), names[0])
+
+
 def end_soon(kubectl: Kubectl, name: str) -> None:
     """Delete a job that would train for ever."""
     kubectl("delete", "dtj", name, "--timeout=120s", timeout=150)

@@ -3,6 +3,7 @@
 Jobs that train until something is done to them would otherwise take the processors of what is done.
 """
 
+import os
 import time
 from typing import Any
 
@@ -46,3 +47,24 @@ def spoilt(first: int, end: int) -> tuple[TensorDataset, TensorDataset]:
     images, kinds = torch.randn(240, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0)), torch.arange(240) % 4
     images[permute(np.arange(first, end), 240, 0, 0)] = float("nan")
     return TensorDataset(images, kinds), TensorDataset(images[:0], kinds[:0])
+
+
+class Pausing(Slow):
+    """The same; one sample of rank 1, the `after`-th, takes `pause` seconds."""
+
+    def __init__(self, inner: Slow, after: int, pause: float) -> None:
+        super().__init__(inner.seconds, inner.inner)
+        self.left, self.pause = after, pause
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        self.left -= 1
+        if self.left == 0 and os.environ["RANK"] == "1":
+            print(f"rank 1 waits {self.pause} s for a sample", flush=True)
+            time.sleep(self.pause)
+        return super().__getitem__(index)
+
+
+def images_late_once(seconds: float, after: int, pause: float) -> tuple[Pausing, Any]:
+    """`images`, of which rank 1 gets one sample very late."""
+    training, held_out = images(seconds)
+    return Pausing(training, after, pause), held_out

@@ -1,37 +1,34 @@
 """A node dies as by a power cut, under a gang and under the parameter servers of another job."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, long_job, near, server_job
-from tests.e2e.observe import end_soon, first_step, pod, train_until_a_checkpoint, verdict, wait_until_anew
-from tools.cluster.full import kubeconfig_path
+from tests.e2e.observe import (
+    end_soon,
+    first_step,
+    is_ready,
+    pod,
+    spare_node,
+    train_until_a_checkpoint,
+    verdict,
+    wait_until_anew,
+)
 
 SHORT = {"runPolicy": {"terminationTimeoutSeconds": 10}}
 SERVERS = ("0", "1")
 
 
 @pytest.fixture
-def node(kubectl: Kubectl, operator: Kubectl, kubeconfig: Path) -> Iterator[str]:
-    """The one that is to die: not the operator's, where it has no replica on each. Alive again afterwards."""
-    if kubeconfig != kubeconfig_path():
-        pytest.skip("nodes can be killed on the cluster that tools/cluster starts, not on KUBECONFIG's")
-    busy = {one["spec"].get("nodeName") for one in operator.get("pods")["items"]}
-    names = [one["metadata"]["name"] for one in kubectl.get("nodes")["items"]]
-    chosen: str = next((name for name in names if name not in busy), names[0])
+def node(of_this_machine: None, kubectl: Kubectl, operator: Kubectl) -> Iterator[str]:
+    """The one that is to die. Alive again afterwards."""
+    chosen = spare_node(kubectl, operator)
     yield chosen
     cluster_command("start-node", chosen)
     kubectl("wait", "--for=condition=Ready", f"node/{chosen}", "--timeout=180s", timeout=200)
-
-
-def is_ready(kubectl: Kubectl, node: str) -> bool:
-    """Whether the cluster takes a node for one that lives."""
-    conditions = kubectl.get("node", node)["status"]["conditions"]
-    return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
 
 
 def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:

@@ -155,10 +155,10 @@ def test_a_killed_rank_restarts_those_of_all_pods_and_a_lost_pod_is_recreated_al
         checkpoint(kubectl, "together", at_least=kept + 240 - 80 * rank)
         status, after = kubectl.status("together"), uids(kubectl, "together")
         (attempt,) = status["attempts"]
-        assert (status["restarts"], status["phase"]) == (2 - rank, "Running"), kubectl.story("together")
+        assert (status["restarts"], status["phase"]) == (2 - rank, "Running"), kubectl.describe_job("together")
         assert attempt["replacements"][-1]["pod"] == lost
         assert attempt["lastRestartInPlace"] == f"rank {rank} was lost with its former pod {lost}"
-        assert (after.keys(), after[stays]) == (before.keys(), before[stays]), kubectl.story("together")
+        assert (after.keys(), after[stays]) == (before.keys(), before[stays]), kubectl.describe_job("together")
         assert after[lost] != before[lost]
         before = after
     assert "it alone is recreated, and the ranks of all pods wait for it" in kubectl("events", "--for", "dtj/together")
@@ -215,7 +215,9 @@ def test_a_killed_rank_of_torchrun_restarts_those_of_all_pods_in_place_from_the_
     # Further than it has come until it was killed.
     checkpoint(kubectl, "torchrun", at_least=kept + 80)
     status = kubectl.status("torchrun")
-    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.story("torchrun")
+    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Running"), kubectl.describe_job(
+        "torchrun"
+    )
     assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.pods("torchrun")} == before
     why = status["attempts"][0]["lastRestartInPlace"]
     assert f"(pod {victim} " in why, why

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.builders import a_manifest
+from tests.chaos import runs
 from tests.suites import GATE
 
 GENEROUS = 120.0 if GATE else 240.0
@@ -72,6 +73,17 @@ class Run:
         return dict(yaml.safe_load(self.stdout)["status"])
 
     @property
+    def seen_status(self) -> dict[str, Any]:
+        """The status that is written while the run goes on, and at its end."""
+        (path,) = self.folder.glob("disttrain-runs/*/status.yaml")
+        return dict(yaml.safe_load(path.read_text())["status"])
+
+    @property
+    def metrics(self) -> str:
+        """Text of metrics.jsonl; none before it is there."""
+        return "".join(path.read_text() for path in self.folder.glob("disttrain-runs/*/metrics/metrics.jsonl"))
+
+    @property
     def home(self) -> Path:
         """The folder of the run."""
         (path,) = (path.parent for path in (self.folder / "disttrain-runs").glob("*/status.yaml"))
@@ -112,13 +124,6 @@ class Run:
             self.process.wait()
         for process in self.left():
             process.kill()
-
-
-def runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Workplace:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.builders import a_claim_template
+from tests.chaos import agent_of
 
 from .conftest import Run, Workplace
 
@@ -204,13 +205,6 @@ def is_next_life(run: Run, former: list[psutil.Process], agents: list[int]) -> b
         new = len(now) == len(former) == 2 and not {rank.pid for rank in now} & {rank.pid for rank in former}
         return new and [rank.ppid() for rank in now] == agents
     return False
-
-
-def agent_of(rank: psutil.Process) -> psutil.Process:
-    agent = rank.parent()
-    assert agent is not None
-    assert agent.name() == "agent"
-    return agent
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -5,10 +5,11 @@ from collections.abc import Set
 import psutil
 import pytest
 
+from tests.chaos import agent_of
+
 from .conftest import Run, Workplace
 from .test_restarts_in_place import (
     INTERVAL,
-    agent_of,
     checkpoint_in_status,
     ends_as_undisturbed,
     is_held,

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.chaos import agent_of
+
 from .conftest import Run, Workplace
-from .test_restarts_in_place import INTERVAL, agent_of, checkpoint_in_status, ends_as_undisturbed, is_held, job
+from .test_restarts_in_place import INTERVAL, checkpoint_in_status, ends_as_undisturbed, is_held, job
 
 REPLICATE = "dataParallelReplicateDegree"
 HYBRID = {REPLICATE: 2, "dataParallelShardDegree": 2}
