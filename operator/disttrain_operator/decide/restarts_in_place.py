@@ -17,7 +17,7 @@ from disttrain_operator.decide.verdict import words_of_rank
 def learn_restarts(status: JobStatus, observed: Observed, spec: JobSpec) -> JobStatus:
     """The status with how often the ranks of the current attempt have started again in their pods, and why."""
     found = _newest(status, observed)
-    if found is None or found[1].count <= _count(status):
+    if found is None or found[1].count <= restarts_of(status):
         return status
     reporting, restarts = found
     pod = _pod_of(restarts.failure.rank, reporting, observed, spec)
@@ -29,7 +29,7 @@ def restarts_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
     """Return the Event for restarts in place that are new in `status`; none where it has no new ones."""
     if not _grew(before, status):
         return ()
-    why, count = status.attempts[-1].last_restart_in_place, _count(status)
+    why, count = status.attempts[-1].last_restart_in_place, restarts_of(status)
     return (Event(Reason.RESTARTED_IN_PLACE, f"{why}; restart {count} in place of its ranks", warning=True),)
 
 
@@ -62,8 +62,9 @@ def _pod_of(rank: int, reporting: PodFacts, observed: Observed, spec: JobSpec) -
 
 def _grew(before: JobStatus, status: JobStatus) -> bool:
     """Whether more is known of the same attempt: what is learned begins none."""
-    return _count(status) > _count(before)
+    return restarts_of(status) > restarts_of(before)
 
 
-def _count(status: JobStatus) -> int:
+def restarts_of(status: JobStatus) -> int:
+    """How often the ranks of the last attempt are known to have started again in their pods."""
     return (status.attempts[-1].restarts_in_place or 0) if status.attempts else 0

@@ -10,10 +10,11 @@ from disttrain_api.report import AgentStatus, RankPhase
 from disttrain_api.status import ConditionType, JobStatus, Phase
 from disttrain_operator.decide.attempt_history import in_attempt
 from disttrain_operator.decide.conditions import condition
-from disttrain_operator.decide.decision import Event
+from disttrain_operator.decide.decision import Event, Order
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.hang import pod_of, subject_of, trains
-from disttrain_operator.decide.live import Blame, Suspicion
+from disttrain_operator.decide.live import Blame, Live, Suspicion
+from disttrain_operator.decide.restarts_in_place import restarts_of
 
 _MEDIANS, _LONGEST = 3.0, 1.5
 SLACK_SECONDS = 1.0
@@ -78,7 +79,7 @@ def suspect(former: Blame | None, latter: Blame | None, standstill: Standstill) 
 
 def suspicion_of(status: JobStatus, gang: Gang) -> str | None:
     """Return the sentence on the rank that seems to hang; None: none does. It says what was known when the rank was
-    named. While nobody says anything, what is known holds.
+    named. While nobody says anything, what is known holds; so it does while ranks are killed for it.
 
     gang: of the attempt that the status has been in.
     """
@@ -88,7 +89,7 @@ def suspicion_of(status: JobStatus, gang: Gang) -> str | None:
     if live is None or live.attempt != gang.attempt:
         return said
     if live.suspicion is None:
-        return None
+        return said if _is_being_killed(gang.observed.order, live) else None
     found, blame = live.suspicion, live.suspicion.blame
     pod = pod_of(blame.rank, gang)
     if (pod is None and blame.rank is not None) or gang.missing or not all(one.undisturbed for one in gang.pods):
@@ -116,7 +117,15 @@ def is_withdrawn(before: JobStatus, status: JobStatus) -> bool:
     """Whether no rank is suspected any more though the same ranks run on: it was a false alarm, or the rank goes on."""
     over = _sentence(before) is not None and _sentence(status) is None
     restarts = status.progress is not None and status.progress.phase == RankPhase.RESTARTING
-    return over and status.phase == Phase.RUNNING and status.attempt == before.attempt and not restarts
+    same = status.attempt == before.attempt and restarts_of(status) == restarts_of(before)
+    return over and status.phase == Phase.RUNNING and same and not restarts
+
+
+def _is_being_killed(order: Order | None, live: Live) -> bool:
+    """Whether the ranks that an agent has spoken of restart in place by an order: none of them takes steps again."""
+    if order is None or order.refused is not None:
+        return False
+    return (order.given.pod_uid, order.given.generation) == (live.pod_uid, live.generation)
 
 
 def _sentence(status: JobStatus) -> str | None:

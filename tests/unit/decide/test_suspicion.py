@@ -8,11 +8,12 @@ import pytest
 
 from disttrain_api.report import AgentStatus, RankReport, RankStatus, StepPace
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Event
+from disttrain_operator.decide.decision import Event, Order, RestartInPlace
 from disttrain_operator.decide.live import Blame, Live, Suspicion
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.decide.suspicion import Standstill, standstill_of, suspect
 from disttrain_operator.transitions import Suspected, happenings
+from tests.unit.decide.test_hang_in_place import ONCE
 from tests.unit.decide.world import World, a_running_world
 
 STOPPED = Blame(1, "is stopped by a signal, and rank 0 waits in all_reduce (c10d.py:7)", certain=True)
@@ -107,15 +108,15 @@ def test_a_rank_hangs_by_two_looks_that_agree_and_one_that_may_be_slow_does_late
     assert found == (Suspicion(former, still, 1.0) if named and former is not None else None)
 
 
-def answered(world: World, found: Suspicion | None, **changes: Any) -> tuple[Event, ...]:
+def answered(world: World, found: Suspicion | None, order: Order | None = None, **changes: Any) -> tuple[Event, ...]:
     """The agent's answer was looked at; returns the Events on a hang."""
     report = RankReport(rank=0, step=5, total_steps=100, phase="Training")
     live = Live(world.pod()["metadata"]["uid"], world.job.status.attempt, report, suspicion=found)
-    return decided(world, replace(live, **changes))
+    return decided(world, replace(live, **changes), order)
 
 
-def decided(world: World, live: Live | None) -> tuple[Event, ...]:
-    observed = replace(observe(world.pods.values(), world.gone, services=world.services), live=live)
+def decided(world: World, live: Live | None, order: Order | None = None) -> tuple[Event, ...]:
+    observed = replace(observe(world.pods.values(), world.gone, services=world.services), live=live, order=order)
     before = world.job.status
     decision = decide(world.job, observed, world.now)
     assert decision.status is not None
@@ -187,3 +188,21 @@ def test_ranks_that_restart_in_place_end_the_suspicion_and_are_no_false_alarm() 
     report = AgentStatus.model_validate({"jobUid": "u", "attempt": 1, "restartsInPlace": restarts})
     assert answered(world, None, report=None, restarts_in_place=report.restarts_in_place) == ()
     assert world.condition("HangSuspected") == NOBODY
+
+
+def test_ranks_that_are_ordered_to_restart_in_place_hang_until_they_have_and_are_no_false_alarm() -> None:
+    """The first answer after the order has ranks that are killed, and no generation that has begun."""
+    world = a_running_world(runPolicy={"restartStrategy": "InPlace"})
+    answered(world, FOUND)
+    given = Order(RestartInPlace(world.pod()["metadata"]["uid"], 1, 0, 5, 1, world.now))
+    assert answered(world, None, order=given) == ()
+    assert world.condition("HangSuspected") == ("True", "HangSuspected", SENTENCE)
+    assert answered(world, None, order=given, restarts_in_place=ONCE) == ()
+    assert world.condition("HangSuspected") == NOBODY
+
+
+def test_ranks_that_go_on_before_an_order_are_not_suspected_any_more() -> None:
+    world = a_running_world(runPolicy={"restartStrategy": "InPlace"})
+    answered(world, FOUND)
+    given = Order(RestartInPlace(world.pod()["metadata"]["uid"], 1, 0, 5, 1, world.now), refused="a step was done")
+    assert answered(world, None, order=given) == (OVER,)
