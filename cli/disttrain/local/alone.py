@@ -21,9 +21,6 @@ def alone(job: Job) -> tuple[Job, list[str]]:
         taken.append("disruptionBudget")
     if job.managed_by is not None:
         taken.append("managedBy")
-    if policy.progress_deadline_seconds is not None:
-        # No agent is asked here.
-        taken.append("progressDeadlineSeconds")
     if job.spec.ttl_seconds_after_finished is not None:
         # The folder of a run stays until a person removes it.
         taken.append("ttlSecondsAfterFinished")
@@ -31,7 +28,6 @@ def alone(job: Job) -> tuple[Job, list[str]]:
         "failure_log_in_status": True,
         "scheduling_policy": SchedulingPolicy(gang_scheduler=GangScheduler.NONE),
         "disruption_budget": None,
-        "progress_deadline_seconds": None,
     }
     changes = {
         "run_policy": policy.model_copy(update=here),

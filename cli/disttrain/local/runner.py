@@ -19,6 +19,7 @@ from typing import Protocol
 from disttrain.errors import CommandError
 from disttrain.local.alone import alone
 from disttrain.local.folder import RawJob, RunFolder
+from disttrain.local.hangs import HangWatch
 from disttrain.local.launch import launch
 from disttrain.local.left_out import left_out
 from disttrain.local.pods import Pods
@@ -31,11 +32,18 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decide import decide
-from disttrain_operator.decide.decision import Action, CreatePod, CreateSupport, Decision, DeletePod, Event
+from disttrain_operator.decide.decision import (
+    Action,
+    CreatePod,
+    CreateSupport,
+    Decision,
+    DeletePod,
+    Event,
+    RestartInPlace,
+)
 from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.observed import Job, job_facts
 from disttrain_operator.decide.reading import observe
-from disttrain_operator.decide.replaceable import waits_for_lost_pods
 from disttrain_operator.plan.desired import GangPlan, Loopback, Site, secret
 from disttrain_operator.plan.environment import scratch_environment
 from disttrain_operator.plan.identity import child_name
@@ -78,6 +86,7 @@ class LocalRun:
         self._left_out_reported = False
         self._live: Live | None = None
         self._waiting = Waiting()
+        self._hangs = HangWatch(agent_token(self._token), self._changed.set)
 
     @property
     def job(self) -> Job:
@@ -85,9 +94,8 @@ class LocalRun:
 
     async def run(self) -> JobStatus:
         """Until the job has finished or is suspended, and no process of it is left."""
-        watching = [asyncio.create_task(self._watch_progress())]
-        if waits_for_lost_pods(_spec(self.job)):
-            watching.append(asyncio.create_task(self._watch_agents()))
+        watches = (self._watch_progress(), self._watch_agents(), self._hangs.run())
+        watching = [asyncio.create_task(watch) for watch in watches]
         try:
             while not await self._step():
                 pass
@@ -124,9 +132,10 @@ class LocalRun:
         job = self.job
         # Loopback addresses need no Service.
         services = [child_name(job.name, job.uid)]
-        heard = self._live and replace(self._live, awaited=self._waiting.awaited)
+        self._hangs.see(self.raw, self._pods.raw)
+        heard = self._hangs.heard(job.uid, self._live, self._waiting.awaited)
         seen = observe(self._pods.raw, self._pods.gone, services=services, live=heard)
-        decision = decide(job, replace(seen, silent=self._waiting.silent), now)
+        decision = decide(job, replace(seen, silent=self._waiting.silent, order=self._hangs.order(job.uid)), now)
         written = self._write(job, decision)
         for action in decision.actions:
             await self._execute(job, action)
@@ -186,6 +195,9 @@ class LocalRun:
             await self._create(job, action)
         elif isinstance(action, DeletePod):
             self._pods.delete(action.name, action.uid, action.grace_seconds)
+        elif isinstance(action, RestartInPlace):
+            await self._hangs.give(job.uid, action)
+            self._changed.set()
 
     def _support(self, job: Job, attempt: int) -> None:
         if attempt in self._sites:
@@ -261,11 +273,12 @@ class LocalRun:
                 self._learn(live(self._pods.raw, self.folder.scratch, self.folder.termination_log))
 
     async def _watch_agents(self) -> None:
-        """Have pods replaced that are stopped while others wait for them."""
+        """Have pods given up that are stopped while others wait for them."""
         agents = SilentAgents(agent_token(self._token), asyncio.get_running_loop().time)
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            waiting = await agents.look(self._workers())
+            heard = self._hangs.heard(self.job.uid, self._live, frozenset())
+            waiting = await agents.look(self._workers(), heard.silent if heard is not None else frozenset())
             if waiting != self._waiting:
                 self._waiting = waiting
                 self._changed.set()

@@ -1,4 +1,4 @@
-"""Which pods of a local run are stopped while others wait for them amid a restart in place: their agents are asked.
+"""Which pods of a local run are stopped while others wait for them: their agents are asked.
 
 An operator asks the agents of a cluster for more than that, and judges by the same time (silent_pods.py). Here the
 agent that answers runs on the same machine as the one that does not: so it is not the machine that is slow.
@@ -45,20 +45,23 @@ class SilentAgents:
         self._since: dict[str, float] = {}
         """When each pod was asked first that is awaited and has not answered since."""
 
-    async def look(self, workers: list[Worker]) -> Waiting:
-        """Ask the agents of these pods once, all at the same time."""
+    async def look(self, workers: list[Worker], missed: frozenset[int] = frozenset()) -> Waiting:
+        """Ask the agents of these pods once, all at the same time. missed: workers for whose ranks all others wait in a
+        step."""
         began = self._clock()
         answers = dict(zip(workers, await asyncio.gather(*map(self._ask, workers)), strict=True))
-        return self._waiting(answers, began)
+        return self._waiting(answers, missed, began)
 
-    def _waiting(self, answers: Mapping[Worker, AgentStatus | TimeoutError | None], began: float) -> Waiting:
+    def _waiting(
+        self, answers: Mapping[Worker, AgentStatus | TimeoutError | None], missed: frozenset[int], began: float
+    ) -> Waiting:
         heard = [answer for answer in answers.values() if isinstance(answer, AgentStatus)]
         awaited = frozenset(index for answer in heard for index in answer.awaited)
-        silent = [one for one, answer in answers.items() if isinstance(answer, TimeoutError) and one.index in awaited]
+        late = [one for one, answer in answers.items() if isinstance(answer, TimeoutError)]
+        silent = [one for one in late if one.index in awaited | missed]
         self._since = {one.pod_uid: self._since.get(one.pod_uid, began) for one in silent}
         now = self._clock()
-        late = (uid for uid, since in self._since.items() if now - since >= UNANSWERED_SECONDS)
-        return Waiting(awaited, frozenset(late))
+        return Waiting(awaited, frozenset(uid for uid, at in self._since.items() if now - at >= UNANSWERED_SECONDS))
 
     async def _ask(self, worker: Worker) -> AgentStatus | TimeoutError | None:
         """What an agent answers; None: it is there, or gone, and does not say anything."""

@@ -13,7 +13,6 @@ HERE = {"schedulingPolicy": {"gangScheduler": "None"}, "failureLogInStatus": Tru
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"runPolicy": {"progressDeadlineSeconds": 600}}, "progressDeadlineSeconds"),
         ({"ttlSecondsAfterFinished": 600}, "ttlSecondsAfterFinished"),
         ({"runPolicy": {"schedulingPolicy": {"gangScheduler": "Kueue", "queueName": "q"}}}, "schedulingPolicy"),
         ({"runPolicy": {"disruptionBudget": {"minAvailable": 1}}}, "disruptionBudget"),

@@ -37,14 +37,23 @@ class Agents:
         self.now = 100.0
         self._agents = SilentAgents("token", lambda: self.now)
 
-    async def looks(self, seconds: float) -> Waiting:
+    async def looks(self, seconds: float, missed: frozenset[int] = frozenset()) -> Waiting:
         """What is known after so many seconds of looks."""
         end = self.now + seconds
         while True:
-            found = await self._agents.look(WORKERS)
+            found = await self._agents.look(WORKERS, missed)
             if self.now >= end:
                 return found
             self.now += LOOK_SECONDS
+
+
+async def test_a_pod_is_silent_for_whose_ranks_all_others_wait_in_a_step(answers: Answers) -> None:
+    answers |= {1000: waits_for(), 1001: TimeoutError()}
+    for missed, late in ((frozenset({1}), frozenset({"b"})), (frozenset(), frozenset())):
+        agents = Agents()
+        await agents.looks(0, missed)
+        agents.now += UNANSWERED_SECONDS
+        assert (await agents.looks(0, missed)).silent == late
 
 
 async def test_a_pod_is_silent_that_others_wait_for_and_that_has_not_answered_for_half_a_minute(
