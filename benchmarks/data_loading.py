@@ -54,13 +54,18 @@ LIBRARIES = ("datasets", "mosaicml-streaming")
 FILES = sorted(REPOSITORY.glob("docs/*.md"))
 
 
-def measure(quick: bool) -> Iterator[harness.Row]:
+def measure(quick: bool, only: str | None = None) -> Iterator[harness.Row]:
     """Both sides take turns, so that what else the machine does is borne by both."""
     repeats = 3 if quick else 9
+    for part in PARTS if only is None else (only,):
+        yield from PARTS[part](quick, repeats)
+
+
+def loading(quick: bool, repeats: int) -> Iterator[harness.Row]:
+    """Microbatches of a corpus."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        source = folder / "source.txt"
-        source.write_bytes(b"".join(path.read_bytes() for path in FILES) * (8 if quick else 40))
+        source = text_in(folder, quick)
         prepare(Settings((source,), "bytes", folder / "corpus"))
         samples = corpus.load(CorpusConfig(path=str(folder / "corpus"), sequence_length=LENGTH, held_out_fraction=0.0))
         mapped = np.memmap(folder / "corpus" / "shard-000000.tokens", np.uint16, "r")
@@ -69,8 +74,25 @@ def measure(quick: bool) -> Iterator[harness.Row]:
             with peer(library, folder) as seconds:
                 if seconds is not None:
                     yield from beside(f"beside {library}:", samples.training, seconds, repeats)
+
+
+def preparing(quick: bool, repeats: int) -> Iterator[harness.Row]:
+    """Text to shards."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        source = text_in(folder, quick)
         yield tokenizing(folder, source, repeats)
         yield from tokenizing_together(folder, source, repeats)
+
+
+PARTS = {"loading": loading, "prepare": preparing}
+
+
+def text_in(folder: Path, quick: bool) -> Path:
+    """A file with text in the folder."""
+    source = folder / "source.txt"
+    source.write_bytes(b"".join(path.read_bytes() for path in FILES) * (8 if quick else 40))
+    return source
 
 
 Epoch = Callable[[np.ndarray], Iterator[tuple[torch.Tensor, torch.Tensor]]]
@@ -233,4 +255,4 @@ def taking_turns(
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, measure, packages=("numpy", "torch", "tokenizers"))
+    harness.main(__doc__, measure, packages=("numpy", "torch", "tokenizers"), parts=PARTS)

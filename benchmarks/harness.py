@@ -66,18 +66,25 @@ def main(
     measure: Callable[..., Iterable[Row]],
     packages: Iterable[str] = (),
     numbers: Mapping[str, str] = MappingProxyType({}),
+    parts: Iterable[str] = (),
 ) -> None:
     """Console script of a benchmark. `measure(quick)` yields its rows; each is printed as soon as it is there.
 
-    `numbers`: further flags, each with its help; `measure` gets them by name where they are given.
+    `numbers`: further flags, each with its help; `measure` gets them by name where they are given. `parts`:
+    what `--only` may name; `measure` gets it as `only` where it is given.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller runs, within a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    parts = tuple(parts)
+    if parts:
+        parser.add_argument("--only", choices=parts, help="measure this part alone")
     for name, says in numbers.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=says)
     arguments = parser.parse_args()
-    given = {name: number for name in numbers if (number := getattr(arguments, name)) is not None}
+    given: dict[str, Any] = {name: number for name in numbers if (number := getattr(arguments, name)) is not None}
+    if parts and arguments.only is not None:
+        given["only"] = arguments.only
     # What the benchmark started is then stopped in order; a SIGKILL is left to the kernel (tools/cluster/processes.py).
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     described = machine(packages)

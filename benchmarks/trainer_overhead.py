@@ -87,8 +87,10 @@ def in_turn(name: str, parallelism: dict[str, Any], blocks: int, first: str) -> 
     return [(float(ours), float(bare)) for ours, bare in pairs]
 
 
-def measure(quick: bool) -> Iterator[harness.Row]:
+def measure(quick: bool, only: str | None = None) -> Iterator[harness.Row]:
     for name, parallelism in STRATEGIES.items():
+        if only not in (None, name):
+            continue
         # Microbatches of 8 sequences: one for each replica, or as many as flow through the pipeline.
         cut = "tensorParallelDegree" in parallelism
         tokens = 8 * TOKENS * (1 if cut else parallelism.get("pipeline", {}).get("microbatches", RANKS))
@@ -102,4 +104,4 @@ def measure(quick: bool) -> Iterator[harness.Row]:
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, measure, ("torch",))
+    harness.main(__doc__, measure, ("torch",), parts=STRATEGIES)

@@ -253,11 +253,29 @@ def parallelise(
     # Hooks on what is kept are a thread's, and each device has its own.
     around = partial(offload, world.device.torch, training.offload.activations)
     spread = spread_over_devices(module, config.job.parallelism, world, around)
+    if computes_whole(config, world):
+        (offered(module, "join_products") or list)()
     settings = config.job.parallelism.data_parallel
     # Replicas that train alone send no gradients.
     if settings.relaxed is not None:
         return spread
     return replicate(spread, world, settings.static_graph) if average is None else average(spread, world)
+
+
+def computes_whole(config: Config, world: World) -> bool:
+    """Whether the CPU of this rank computes all layers, with weights that are as the model has made them.
+
+    One product of several weights side by side, which are copied for it, is there faster than several products. Where
+    weights are gathered for a layer alone, the copy would last until its backward pass.
+    """
+    parallelism = config.job.parallelism
+    return (
+        world.device.kind == "cpu"
+        and world.mesh.tensor == 1
+        and (parallelism.devices_per_process or 1) == 1
+        and parallelism.data_parallel.mode is DataParallelMode.ALL_REDUCE
+        and config.training.float8 is None
+    )
 
 
 def compiles_whole(config: Config) -> bool:

@@ -94,10 +94,10 @@ def weight_of(targets: Tensor, weights: Tensor) -> float:
     """
     if targets.is_floating_point():
         return float(weights.sum())
-    counts, each = targets.numpy() != IGNORED, weights.numpy()
-    if (each == 1).all():
+    counts, each = targets.numpy() != IGNORED, weights.tolist()
+    if each.count(1.0) == len(each):
         return float(np.count_nonzero(counts))
-    return float(counts.reshape(len(each), -1).sum(1) @ each)
+    return float(counts.reshape(len(each), -1).sum(1) @ weights.numpy())
 
 
 def scores_classes(outputs: Tensor, targets: Tensor) -> bool:

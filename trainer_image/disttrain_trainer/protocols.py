@@ -136,6 +136,13 @@ class OffersContext(Protocol):
         """Compute parts of sequences from now on: those of `context`."""
 
 
+class OffersJoinedProducts(Protocol):
+    """A model that can multiply with several weights at once where it holds them whole."""
+
+    def join_products(self) -> None:
+        """Do so from now on. Called for replicas on CPUs, where each rank computes all layers by itself."""
+
+
 class OffersInitialisation(Protocol):
     """A model that can be built without memory (`model.metaDevice`)."""
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,11 +25,15 @@ from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.rows import Rows
 from disttrain_trainer.data.sampler import Slots
+from disttrain_trainer.losses import weight_of
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from disttrain_trainer.tasks.supervised import Supervised
 from tests.corpora import prepared, sentences, trained_tokenizer
 from tests.unit.trainer.transformers_code import described
 from tests.unit.trainer.worlds import job, run_ranks
+
+MOST_CALLS = 55
+"""Of functions, for a microbatch."""
 
 
 def loaded(folder: Path, **fields: object):
@@ -248,6 +253,29 @@ def test_corpora_of_two_tokenizers_do_not_mix(folder, tmp_path):
     other = prepared(tmp_path / "other", b"the quick brown fox " * 1000, tokenizer=str(tokenizer))
     with pytest.raises(DataNotFound, match="was prepared with another tokenizer than"):
         loaded(folder, path=None, mixture=[{"path": str(folder)}, {"path": str(other)}])
+
+
+def test_each_token_of_what_is_no_padding_counts(folder):
+    task = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
+    slots = Slots(np.array([3, 4, 0]), np.array([1, 1, 0], np.float32))
+    found = read_microbatch(task, loaded(folder).training, slots)
+    assert (found.weight, found.samples) == (2 * 16, 2)
+    assert weight_of(found.targets, found.weights) == found.weight
+
+
+def test_a_microbatch_of_one_sequence_takes_few_calls(folder):
+    """Beside a microbatch of one, each call of Python costs a percent."""
+    training, calls = loaded(folder).training, []
+    task = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
+    slots = [Slots(np.array([index]), np.ones(1, np.float32)) for index in range(4)]
+    read_microbatch(task, training, slots[0])
+    sys.setprofile(lambda _, event, __: calls.append(event) if event in ("call", "c_call") else None)
+    try:
+        for slot in slots[1:]:
+            read_microbatch(task, training, slot)
+    finally:
+        sys.setprofile(None)
+    assert 10 < len(calls) / 3 <= MOST_CALLS
 
 
 def test_samples_read_together_are_as_many_as_were_asked_for():

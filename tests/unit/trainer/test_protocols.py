@@ -31,6 +31,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.OffersOutputLayers: small_gpt,
     protocols.OffersContext: small_gpt,
     protocols.ContextPart: lambda: Ulysses.__new__(Ulysses),
+    protocols.OffersJoinedProducts: small_gpt,
     protocols.OffersInitialisation: small_gpt,
     protocols.OffersLoss: build_model,
     protocols.OffersVocabulary: small_gpt,

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disttrain_api.batch import Batch
+from disttrain_trainer.data import sampler as drawing
 from disttrain_trainer.data.batches import share_of
 from disttrain_trainer.data.sampler import Cursor, Sampler, permute
 
@@ -135,3 +136,22 @@ def test_all_ranks_evaluate_batches_of_the_same_sizes(size, batch_size, parts):
     """They call shared layers together."""
     shares = [[len(batch.indices) for batch in share_of(size, batch_size, part, parts)] for part in range(parts)]
     assert all(share == shares[0] for share in shares)
+
+
+def test_samples_of_many_steps_are_drawn_at_once(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(drawing, "permute", lambda *given: drawn.append(given[0].size) or permute(*given))
+    order, cursor = sampler(100_000, 7, (4, 2, 2)), Cursor(0, 3)
+    for _ in range(1000):
+        indices = [slots.indices for slots in order.microbatches(cursor, 1)]
+        places = cursor.position + np.array([range(4, 8), range(12, 16)])
+        np.testing.assert_array_equal(indices, permute(places, 100_000, 7, 0))
+        # Whoever changes what he was given changes no other step.
+        indices[0][:] = -1
+        cursor = order.advance(cursor)
+    assert drawn == [4096, 4096]
+
+
+def test_a_microbatch_that_is_larger_than_what_is_drawn_at_once():
+    order = sampler(10_000, 1, (6000, 1, 1))
+    assert epoch_of(order, 0) == list(permute(np.arange(10_000), 10_000, 1, 0))

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -251,3 +251,17 @@ def test_only_layers_that_all_run_in_one_format_are_gathered_together(
     sharded.shard(model, list(model), training, one, in_turn=in_turn)
     groups = len(sharded.parameter_groups(model))
     assert groups == (2 if together else 3)
+
+
+def test_what_is_reduced_is_said_when_it_changes_alone(monkeypatch):
+    class Sharded(nn.Module):
+        said: ClassVar[list[bool]] = []
+
+        def set_requires_all_reduce(self, now: bool) -> None:
+            self.said.append(now)
+
+    monkeypatch.setattr(sharded, "FSDPModule", Sharded)
+    model = Sharded()
+    for now in (True, True, False, False, True, True):
+        sharded.reduce_gradients(model, now)
+    assert model.said == [False, True]

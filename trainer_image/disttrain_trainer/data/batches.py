@@ -3,8 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,10 +126,10 @@ def read_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slo
     if not batching.pads:
         slots = _without_padding(slots)
     indices: list[int] = slots.indices.tolist()
-    with drawing_from(slots.seeds):
+    with drawing_from(slots.seeds) if slots.seeds else nullcontext():
         batch = batching.collate(_samples(dataset, indices), indices)
     weights = torch.from_numpy(slots.weights)
-    return Microbatch(batch, weights, batching.weight(batch, weights), int(slots.weights.sum()))
+    return Microbatch(batch, weights, batching.weight(batch, weights), int(sum(slots.weights.tolist())))
 
 
 def _samples(dataset: MapDataset | Stream, indices: Sequence[int]) -> Sequence[Any]:
@@ -142,6 +143,7 @@ def _samples(dataset: MapDataset | Stream, indices: Sequence[int]) -> Sequence[A
     return samples
 
 
+@lru_cache(maxsize=64)
 def _reads_together(kind: type) -> bool:
     """Return whether a data set has `__getitems__`, torch's name for samples that are read together, of its own.
 

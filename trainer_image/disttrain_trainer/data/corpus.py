@@ -47,13 +47,16 @@ class TokenSequences(Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Sample]:
         """Return these samples, read together. Raises as for one."""
-        with _corpus_errors():
-            starts = [index * self.length for index in indices]
+        starts = [index * self.length for index in indices]
+        # Not _corpus_errors, which for one sample takes a tenth of the time.
+        try:
             windows = self.tokens.rows(starts, self.length + 1)
             if not self.documents:
                 return predicting_the_next(windows)
             documents = (self.tokens.documents(start, self.length + 1) for start in starts)
             return [pack(*one) for one in zip(torch.from_numpy(windows.astype(np.int64)), documents, strict=True)]
+        except CorpusError as error:
+            raise _not_found(error) from error
 
 
 class MixedSequences(Dataset[Sample]):
@@ -165,4 +168,8 @@ def _corpus_errors() -> Iterator[None]:
     try:
         yield
     except CorpusError as error:
-        raise DataNotFound(f"`training.data.config`: {error}") from error
+        raise _not_found(error) from error
+
+
+def _not_found(error: CorpusError) -> DataNotFound:
+    return DataNotFound(f"`training.data.config`: {error}")

@@ -1,7 +1,7 @@
 """Samples that were read together, as the rows of one batch."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
@@ -11,15 +11,23 @@ from torch import Tensor
 Sample = tuple[Tensor, Tensor]
 
 
+class Predicting(NamedTuple):
+    """A batch of sequences [B, T], int64, of which every target counts: none is IGNORED."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
 class Rows(Sequence[Sample]):
     """Sequences [T] and their targets [T] that are a batch already: nobody has to take it apart and put it together."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        """inputs, targets: [B, T]."""
-        self.batch = inputs, targets
+        """inputs, targets: [B, T]; every target counts."""
+        self.batch = Predicting(inputs, targets)
 
     def __len__(self) -> int:
-        return len(self.batch[0])
+        # Not len(), which torch answers in Python.
+        return self.batch[0].shape[0]
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...

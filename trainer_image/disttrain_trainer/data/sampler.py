@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from disttrain_api.batch import Batch
 
 _ROUNDS = 6
+_DRAWN_AT_ONCE = 4096
+"""Samples of a replica, about: to draw so many takes hardly longer than to draw those of one step."""
 _MASK = (1 << 64) - 1
 
 
@@ -55,19 +57,35 @@ class Sampler:
         The global batch is cut into slots of the micro batch size; slot m x replicas + r is microbatch m of replica r.
         """
         micro = self.batch.micro
-        starts = cursor.position + micro * np.arange(replica, self.batch.passes * self.replicas, self.replicas)
-        positions = starts[:, None] + np.arange(micro)
-        weights = (positions < self.size).astype(np.float32)
-        # Padding repeats the first sample of the batch, which is always there.
-        positions = np.where(weights > 0, positions, cursor.position)
-        indices = permute(positions, self.size, self.seed, cursor.epoch)
+        starts = cursor.position + self._slots(replica)
+        weights = (starts[:, None] + np.arange(micro) < self.size).astype(np.float32)
+        step, first = divmod(cursor.position, self.batch.world)
+        steps = max(1, _DRAWN_AT_ONCE // weights.size)
+        indices = _drawn(self, cursor.epoch, replica, first, step // steps, steps)[step % steps].copy()
         seeds = [(self.seed, cursor.epoch, int(start)) if self.draws else () for start in starts]
         return list(map(Slots, indices, weights, seeds))
+
+    def drawn(self, epoch: int, replica: int, begins: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of one replica in the global batches at these positions: [batches, microbatches, micro]."""
+        positions = begins[:, None, None] + self._slots(replica)[:, None] + np.arange(self.batch.micro)
+        # Padding repeats the first sample of the batch, which is always there.
+        return permute(np.where(positions < self.size, positions, begins[:, None, None]), self.size, self.seed, epoch)
+
+    def _slots(self, replica: int) -> NDArray[np.int64]:
+        """Where a replica's microbatches begin in a global batch."""
+        return self.batch.micro * np.arange(replica, self.batch.passes * self.replicas, self.replicas)
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the global batch at `cursor`."""
         position = cursor.position + self.batch.world
         return Cursor(cursor.epoch + 1, 0) if position >= self.size else Cursor(cursor.epoch, position)
+
+
+@lru_cache(maxsize=16)
+def _drawn(sampler: Sampler, epoch: int, replica: int, first: int, part: int, steps: int) -> NDArray[np.int64]:
+    """The samples of one replica in the `part`-th so many steps of an epoch, the first of which begins at `first`."""
+    begins = first + sampler.batch.world * np.arange(part * steps, (part + 1) * steps)
+    return sampler.drawn(epoch, replica, begins[begins < sampler.size])
 
 
 def permute(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -24,6 +24,8 @@ from disttrain_trainer.parallel.shardable import (
 from disttrain_trainer.runtime.device import pins_memory
 from disttrain_trainer.runtime.mesh import World
 
+_REDUCES = "reduces_over_replicas"
+"""Attribute of a sharded model: what `reduce_gradients` was last told. Absent: True."""
 HALVES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
@@ -96,8 +98,10 @@ def reduce_gradients(model: nn.Module, now: bool) -> None:
 
     Over the shard group every one does: kept whole, the gradients would take the memory that sharding saves.
     """
-    if isinstance(model, FSDPModule):
+    # It walks over all modules, as often as there are microbatches.
+    if isinstance(model, FSDPModule) and getattr(model, _REDUCES, True) is not now:
         model.set_requires_all_reduce(now)
+        setattr(model, _REDUCES, now)
 
 
 def add_up_gradients(model: nn.Module) -> None:

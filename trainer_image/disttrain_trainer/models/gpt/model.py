@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, D width, H heads, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ class Attention(nn.Module):
 
     context: ContextPart | None = None
     """The part of sequences that is computed; None: whole ones."""
+    joined = False
+    """Whether queries, keys and values are one product, of weights that are held whole."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
+        q, k, v = map(self._heads, self._projected(x))
         dropout = self.dropout if self.training else 0.0
         if self.context is None:
             y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -45,9 +47,23 @@ class Attention(nn.Module):
             y = self.context.causal_attention(q, k, v, dropout)
         return self.out(y.transpose(1, 2).flatten(2))
 
+    def _projected(self, x: Tensor) -> Sequence[Tensor]:
+        layers = (self.query, self.key, self.value)
+        # A hook, or another class, makes something else of a layer than the product with its weights.
+        if not (self.joined and all(map(_is_plain, layers))):
+            return [layer(x) for layer in layers]
+        bias = None if self.query.bias is None else torch.cat([layer.bias for layer in layers])
+        return functional.linear(x, torch.cat([layer.weight for layer in layers]), bias).chunk(3, dim=-1)
+
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, H * D'] -> [B, H, T, D'], with as many heads as this rank has."""
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether it is nn.Linear as it was made."""
+    forward = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is nn.Linear and not (forward or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 class Block(nn.Module):
@@ -159,6 +175,12 @@ class Gpt(nn.Module):
         for layer in self.modules():
             if isinstance(layer, Embeddings | Attention):
                 layer.context = context
+
+    def join_products(self) -> None:
+        """Compute each layer's queries, keys and values by one product from now on."""
+        for layer in self.modules():
+            if isinstance(layer, Attention):
+                layer.joined = True
 
     def flops_per_token(self) -> float:
         """6 N + 12 L H Q T (PaLM, appendix B): forward and backward, of the longest sequences.
