@@ -14,6 +14,7 @@ from disttrain_api import sentences
 from disttrain_api.base import ApiModel
 from disttrain_api.chat import ChatConfig
 from disttrain_api.corpus import CorpusConfig, corpus_problems
+from disttrain_api.lines import LinesConfig
 from disttrain_api.training import Data, DataName, Fraction, Model, ModelName, Training
 from disttrain_api.transformers_config import Problem, Size, TransformersConfig, size_of, transformers_problems
 
@@ -161,7 +162,7 @@ class SyntheticConfig(ApiModel):
 
 ModelConfig = MlpConfig | ResnetConfig | GptConfig | TransformersConfig
 OfTokens = GptConfig | TransformersConfig
-DataConfig = DigitsConfig | TextConfig | SyntheticConfig | CorpusConfig | ChatConfig
+DataConfig = DigitsConfig | TextConfig | SyntheticConfig | CorpusConfig | ChatConfig | LinesConfig
 
 MODEL_CONFIGS: dict[ModelName, type[ModelConfig]] = {
     ModelName.MLP: MlpConfig,
@@ -175,6 +176,7 @@ DATA_CONFIGS: dict[DataName, type[DataConfig]] = {
     DataName.SYNTHETIC: SyntheticConfig,
     DataName.CORPUS: CorpusConfig,
     DataName.CHAT: ChatConfig,
+    DataName.LINES: LinesConfig,
 }
 
 _IMAGE_DEFAULTS = {"channels": 1, "height": 8, "width": 8, "classes": 10}
@@ -233,7 +235,7 @@ def samples_of(config: DataConfig) -> Images | Tokens:
         return Images(DIGITS_SHAPE, DIGITS_CLASSES)
     if isinstance(config, TextConfig):
         return Tokens(config.sequence_length, BYTE_VALUES)
-    if isinstance(config, CorpusConfig | ChatConfig):
+    if isinstance(config, CorpusConfig | ChatConfig | LinesConfig):
         return Tokens(config.sequence_length, None)
     if config.kind is SyntheticKind.IMAGES:
         shape = (config.channels or 1, config.height or 8, config.width or 8)
@@ -346,7 +348,7 @@ def _pair_problems(training: Training, config: ModelConfig, samples: Images | To
     if isinstance(config, OfTokens) != isinstance(samples, Tokens):
         takes, gives = ("tokens", "images") if isinstance(config, OfTokens) else ("images", "tokens")
         fitting = (
-            "text, corpus, chat, or synthetic of kind Tokens"
+            "text, corpus, chat, lines, or synthetic of kind Tokens"
             if takes == "tokens"
             else "digits, or synthetic of kind Images"
         )

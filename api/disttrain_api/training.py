@@ -34,6 +34,7 @@ class DataName(StrEnum):
     SYNTHETIC = "synthetic"
     CORPUS = "corpus"
     CHAT = "chat"
+    LINES = "lines"
 
 
 class OptimizerName(StrEnum):

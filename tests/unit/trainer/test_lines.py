@@ -1,0 +1,285 @@
+"""Texts that are tokenised while they are read: every text once in a pass, the same samples in any number of ranks."""
+
+import json
+import re
+from itertools import islice
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from disttrain_api.batch import Batch
+from disttrain_api.lines import LinesConfig
+from disttrain_trainer.data import lines
+from disttrain_trainer.data.sampler import Cursor, permute
+from disttrain_trainer.data.stream import Stream, StreamSampler
+from disttrain_trainer.data.texts import blocks, lanes
+from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
+from tests.corpora import sentences, trained_tokenizer
+from tests.unit.trainer.comparisons import HELD_OUT_LOSS, require_same, require_same_bits, require_same_figures, series
+from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
+from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
+
+LENGTH, STEPS = 16, 30
+
+
+def written(path, texts, **other):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text} | other) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 100)
+    monkeypatch.setattr(lanes, "LANES", 12)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Texts shorter and longer than a block, in two files and a folder below; the last line has no end."""
+    written(tmp_path / "texts" / "a.jsonl", [sentences(number) for number in range(40)])
+    written(tmp_path / "texts" / "b" / "c.ndjson", [sentences(39) * 9, "", sentences(1), "犬" * 50], id=3)
+    last = tmp_path / "texts" / "d.jsonl"
+    last.write_text("\n\n" + json.dumps({"text": "the end"}))
+    (tmp_path / "texts" / "notes.txt").write_text("no JSON")
+    return tmp_path / "texts"
+
+
+TEXTS = [*[sentences(number) for number in range(40)], sentences(39) * 9, "", sentences(1), "犬" * 50, "the end"]
+
+
+def loaded(path, **fields: Any):
+    return lines.load(LinesConfig.model_validate({"path": str(path), "sequenceLength": LENGTH} | fields))
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+def test_each_line_is_of_one_block(folder, monkeypatch, size):
+    monkeypatch.setattr(blocks, "BLOCK", size)
+    found = blocks.open_blocks(str(folder), "text")
+    assert [text for number in range(len(found)) for text in found.texts(number)] == TEXTS
+
+
+def test_objects_of_a_store_are_read_as_files(folder, small_blocks):
+    store = "memory://lines-of-a-test"
+    for name in ("a.jsonl", "d.jsonl", "notes.txt"):
+        fsspec.filesystem("memory").put_file(str(folder / name), f"{store}/{name}")
+    found = blocks.open_blocks(store, "text")
+    assert [text for number in range(len(found)) for text in found.texts(number)] == [*TEXTS[:40], "the end"]
+    alone = blocks.open_blocks(f"{store}/d.jsonl", "text")
+    assert alone.texts(0) == ["the end"]
+
+
+def test_a_pass_has_every_token_once(folder, small_blocks):
+    """Behind the first token of each lane."""
+    data = loaded(folder / "a.jsonl")
+    found = blocks.open_blocks(str(folder / "a.jsonl"), "text")
+    texts = [found.texts(number) for number in range(len(found))]
+    whole = b"".join(text.encode() for block in texts for text in block)
+    reader = lanes.Lanes(lambda number: lines._bytes(LinesConfig(path="a"))[0](texts[number]), len(texts), 1, 0)
+    # One token of each lane after the other, until each has read its blocks of two passes.
+    rows: list[list[int]] = [[] for _ in range(12)]
+    for number, (_, target) in enumerate(islice(reader, 12 * 2 * len(whole))):
+        rows[number % 12].append(int(target))
+    order = [
+        int(permute(np.array([number % len(texts)]), len(texts), 0, number // len(texts))[0])
+        for number in range(12 * len(texts))
+    ]
+    assert sorted(order[: len(texts)]) == sorted(order[len(texts) : 2 * len(texts)]) == list(range(len(texts)))
+    assert order[: len(texts)] != order[len(texts) : 2 * len(texts)]
+    for lane, row in enumerate(rows):
+        expected = b"".join(text.encode() for number in order[lane::12] for text in texts[number])
+        assert bytes(row)[: len(expected) - 1] == expected[1 : 1 + len(row)]
+    assert data.vocabulary == 256
+
+
+def batches(folder, replicas, size, stop=None):
+    """The samples of each global batch; `stop`: the replicas are made anew before that step, from their positions."""
+    batch = Batch(micro=1, accumulation=size // replicas, world=size)
+    sampler = StreamSampler.of(batch, replicas)
+
+    def opened():
+        streams = [loaded(folder).training for _ in range(replicas)]
+        for part, stream in enumerate(streams):
+            stream.open(part, replicas, sampler.per_step)
+        return streams
+
+    streams, cursor, found = opened(), Cursor(), []
+    for step in range(STEPS):
+        if step == stop:
+            positions = [stream.position_before(sampler.number(cursor)) for stream in streams]
+            streams = opened()
+            for stream, position in zip(streams, positions, strict=True):
+                stream.resume(sampler.number(cursor), position)
+        rows = [
+            [bytes(stream[index][0].tolist()) for index in slots.indices.tolist()]
+            for replica, stream in enumerate(streams)
+            for slots in sampler.microbatches(cursor, replica)
+        ]
+        found.append(sorted(row for part in rows for row in part))
+        cursor = sampler.advance(cursor)
+    return found
+
+
+# A batch has fewer samples than there are lanes, and more.
+@pytest.mark.parametrize(("replicas", "size"), [(2, 6), (2, 20), (3, 6), (4, 4), (4, 20)])
+def test_any_number_of_replicas_has_the_same_batches(folder, small_blocks, replicas, size):
+    expected = batches(folder, 1, size)
+    assert batches(folder, replicas, size) == expected
+    assert len({row for step in expected for row in step}) > 40
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("stop", [1, 7, 20])
+def test_replicas_go_on_at_their_position(folder, small_blocks, replicas, stop):
+    assert batches(folder, replicas, 6, stop) == batches(folder, replicas, 6)
+
+
+def test_a_number_of_replicas_that_cannot_share_is_named(folder, small_blocks):
+    stream = loaded(folder).training
+    assert isinstance(stream, Stream)
+    with pytest.raises(InvalidConfiguration, match="a number of replicas that divides 12, found 5: change"):
+        stream.open(0, 5, 4)
+
+
+def test_the_end_is_held_out(folder, small_blocks):
+    data = loaded(folder, heldOutSamples=5)
+    whole = blocks.open_blocks(str(folder), "text")
+    kept = len(whole) - data.training._dataset._blocks
+    text = "".join(text for number in range(len(whole) - kept, len(whole)) for text in whole.texts(number)).encode()
+    assert [(bytes(a.tolist()), bytes(b.tolist())) for a, b in data.held_out] == [
+        (text[at : at + LENGTH], text[at + 1 : at + LENGTH + 1]) for at in range(0, 5 * LENGTH, LENGTH)
+    ]
+    assert loaded(folder).held_out is None
+    with pytest.raises(DataNotFound, match=r"heldOutSamples`: .* samples beside the first 64 KiB"):
+        loaded(folder, heldOutSamples=10_000)
+
+
+class TestTokenizers:
+    @pytest.fixture
+    def tokenizer(self, tmp_path):
+        pytest.importorskip("transformers")
+        folder = tmp_path / "tokenizer"
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(trained_tokenizer())
+        (folder / "tokenizer_config.json").write_text("{}")
+        return folder
+
+    def test_texts_are_tokens_and_special_ones_within_are_text(self, tokenizer, tmp_path):
+        path = written(tmp_path / "a.jsonl", ["the fox <end> runs"])
+        data = loaded(path, tokenizer=str(tokenizer), endOfDocument="<end>", sequenceLength=60)
+        from tokenizers import Tokenizer
+
+        library = Tokenizer.from_str(trained_tokenizer())
+        library.no_truncation()
+        library.encode_special_tokens = True
+        expected = [*library.encode("the fox <end> runs").ids, library.token_to_id("<end>")]
+        assert expected.count(library.token_to_id("<end>")) == 1
+        tokens, following = data.training[0]
+        assert tokens.tolist() == (expected * 60)[:60]
+        assert following.tolist() == (expected * 60)[1:61]
+        assert data.vocabulary == library.get_vocab_size()
+
+    def test_a_token_that_there_is_not_is_named(self, tokenizer, tmp_path):
+        path = written(tmp_path / "a.jsonl", ["the fox"])
+        with pytest.raises(InvalidConfiguration, match=r"endOfDocument`: '</s>' is no token of "):
+            loaded(path, tokenizer=str(tokenizer), endOfDocument="</s>")
+        with pytest.raises(InvalidConfiguration, match="endOfDocument` needs `tokenizer`"):
+            loaded(path, endOfDocument="</s>")
+
+
+def test_other_data_have_another_fingerprint(folder, tmp_path):
+    first = loaded(folder).fingerprint
+    assert loaded(folder).fingerprint == first
+    found = {loaded(folder, **{name: value}).fingerprint for name, value in (("orderSeed", 1), ("heldOutSamples", 1))}
+    written(folder / "e.jsonl", ["more"])
+    assert len({first, loaded(folder).fingerprint, *found}) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}\n{', "a.jsonl: the line at byte 14: it is no JSON: "),
+        ('{"body": "a", "id": 3}', "the line at byte 0: it has no text in `text`; it has body, id: name the field in"),
+        ('{"text": 3}', "it has no text in `text`"),
+        ("[1]", "it has no text in `text`; it has no fields"),
+        ('{"text": "\\ud800"}', "it is no JSON: "),
+        ("\n\n", "has no text to train on"),
+        ("", "has no text to train on"),
+        ('{"text": "' + "a" * 5000, "the line at byte 0: it has more than 1000 bytes; split the text"),
+    ],
+)
+def test_a_line_that_is_no_text_is_named(tmp_path, monkeypatch, content, message):
+    monkeypatch.setattr(blocks, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(blocks, "BLOCK", 500 if len(content) > 1000 else 2**16)
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DataNotFound, match=re.escape(message)):
+        loaded(tmp_path)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(DataNotFound, match=r"does not exist \(from "):
+        loaded(tmp_path / "none")
+    with pytest.raises(DataNotFound, match=r"has 0 files that end with \.jsonl or \.ndjson.*`disttrain data prepare`"):
+        loaded(tmp_path)
+
+
+def test_a_file_that_has_become_shorter_is_named(folder, small_blocks):
+    found = blocks.open_blocks(str(folder), "text")
+    (folder / "a.jsonl").write_text("")
+    with pytest.raises(DataNotFound, match="the file has become shorter than"):
+        found.texts(3)
+
+
+LIKE_ONE: dict[str, dict[str, Any]] = {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Runs of the real sizes: some 12 blocks."""
+    path = tmp_path_factory.mktemp("texts")
+    written(path / "a.jsonl", [sentences(number) * 50 for number in range(130)])
+
+    def training(**changes):
+        data = {"name": "lines", "config": {"path": str(path), "sequenceLength": 8, "heldOutSamples": 20}}
+        model = user("double_gpt", vocabularySize=256)
+        common = {"steps": 6, "globalBatchSize": 24, "logging": {"interval": 1}, "checkpoint": {"interval": 2}}
+        return small(model=model, data=data, **common) | changes
+
+    cases = {name: [{"training": training(), "parallelism": layout}] for name, layout in LIKE_ONE.items()}
+    cases["resumed"] = [{"training": training(), "stop_after": 3}, {"training": training()}]
+    other = training()
+    other["data"] = {"name": "lines", "config": other["data"]["config"] | {"orderSeed": 4}}
+    cases["another order"] = [{"training": training(), "stop_after": 3}, {"training": other}]
+    cases["pipeline"] = [{"training": training(), "parallelism": {PIPELINE: 2}}]
+    folder = tmp_path_factory.mktemp("worlds")
+    alone = {"one": [{"training": training()}]}
+    return run_cases(folder / "one", 1, alone) | run_cases(folder / "two", 2, cases)
+
+
+@pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+@pytest.mark.parametrize("layout", LIKE_ONE)
+def test_a_layout_trains_as_one_process(results, layout):
+    found, expected = results[layout], results["one"]
+    assert found["errors"] == expected["errors"] == [None]
+    require_same(found["parameters"], expected["parameters"])
+    require_same_figures(found, expected, (HELD_OUT_LOSS,))
+    assert len(set(series(found))) == 6
+
+
+@pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+def test_a_job_goes_on_to_the_same_bits(results):
+    found = results["resumed"]
+    assert [error is None for error in found["errors"]] == [False, True]
+    require_same_bits(found["parameters"], results["dp2"]["parameters"])
+
+
+@pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+def test_a_job_does_not_go_on_with_other_data(results):
+    assert results["another order"]["errors"][1].startswith("CheckpointMismatch: ")
+
+
+@pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+def test_a_pipeline_is_refused(results):
+    assert "which the stages of a pipeline read by their number" in results["pipeline"]["errors"][0]

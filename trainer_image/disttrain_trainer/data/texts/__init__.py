@@ -1,0 +1,1 @@
+"""Texts of JSON Lines files, tokenised while they are read."""
