@@ -4,13 +4,15 @@ import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from disttrain_api.report import MAX_SENTENCE
 from disttrain_trainer.choices import own_log_likelihoods
-from disttrain_trainer.data.batches import load_microbatch, share_of
+from disttrain_trainer.data.batches import load_microbatch, loss_of, share_of
+from disttrain_trainer.data.sampler import Slots
 from disttrain_trainer.parallel.data_parallel import share_buffers, without_ddp
 from disttrain_trainer.parallel.sharded import reshard
 from disttrain_trainer.runtime.errors import EvaluationFailed, peer_lost
@@ -23,7 +25,7 @@ from disttrain_trainer.tasks.figures import Figures
 def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
     """The task's figures, means over all held-out samples (tokens), and those of `evaluation.choices`. For the built-in
     task the former are `loss`, `accuracy` where outputs are scores of classes, and `perplexity` where the loss is the
-    cross-entropy of tokens.
+    cross-entropy of tokens; and of several corpora the loss of each, by its name.
 
     Empty where there is nothing to evaluate. Raises EvaluationFailed where data, model or loss raise: on every rank,
     unless ranks talk to each other meanwhile. Then others may wait for the one that failed, and it alone raises.
@@ -34,21 +36,33 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
         return {}
     share_buffers(state.module, world)
     model = evaluated_model(state)
-    totals, scores = Figures(), []
+    totals, of_parts, scores = Figures(), Figures(), []
     with all_succeed(state, world):
-        own = share_of(held_out, batch_size, world.replica, world.replicas, draws=state.data.draws)
-        for slots in own:
+        for part, slots in _own_slots(state, world, held_out, batch_size):
             assert dataset is not None
             batch = load_microbatch(state.task, dataset, slots, world.device.torch)
             with state.precision.autocast():
-                totals.add(state.task.evaluate(model, batch))
+                found = state.task.evaluate(model, batch)
+            totals.add(found)
+            if part is not None and "loss" in found:
+                of_parts.add({loss_of(part): found["loss"]})
         scores = [own_log_likelihoods(state, world, model, task, batch_size) for task in state.data.choices]
     figures = totals.take(world) if held_out else {}
     if held_out and state.task.has_figure(PERPLEXITY, state.data):
         figures |= perplexity_of(figures["loss"])
+    figures |= of_parts.take(world) if state.data.parts else {}
     for task, own_scores in zip(state.data.choices, scores, strict=True):
         figures |= task.figures(world.sum_tensor(own_scores * world.counts_outputs).tolist())
     return figures
+
+
+def _own_slots(state: State, world: World, held_out: int, batch_size: int) -> Iterator[tuple[str | None, Slots]]:
+    """Yield this rank's batches of what is held out, each with the name of its part; all ranks have as many."""
+    start = 0
+    for name, size in state.data.parts or ((None, held_out),):
+        for slots in share_of(size, batch_size, world.replica, world.replicas, draws=state.data.draws):
+            yield name, replace(slots, indices=slots.indices + start)
+        start += size
 
 
 def perplexity_of(loss: float) -> dict[str, float]:

@@ -49,6 +49,8 @@ class Datasets:
     """Whether samples are Packed."""
     choices: Sequence[ChoiceTask] = ()
     """Questions that evaluations ask."""
+    parts: Sequence[tuple[str, int]] = ()
+    """What is held out, if it is of several corpora: the name of each and its samples, in order."""
     prompts: Prompts | None = None
     """Texts that the model continues at evaluations."""
 
@@ -69,6 +71,11 @@ class Datasets:
     def first_sample(self) -> Any:
         """A training sample to look at, which is read once; training goes on as if it had not been."""
         return self.training[self.training.first if isinstance(self.training, Stream) else 0]
+
+
+def loss_of(part: str) -> str:
+    """Return the name of the figure of one of `Datasets.parts`."""
+    return f"{part}/loss"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Tokenised corpora as sequences that predict their next token, packed across documents."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from disttrain_trainer.protocols import MapDataset
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
 from disttrain_trainer.runtime.object_path import ObjectPath, location
 
+_MAX_NAME = 40
 Sample = tuple[Tensor, Tensor] | Packed
 
 
@@ -100,6 +103,7 @@ def load(config: CorpusConfig) -> Datasets:
         max(corpus.vocabulary for corpus in corpora),
         _fingerprint(corpora, entries, config),
         packed=config.document_mask,
+        parts=list(zip(_names(entries), map(len, held_out), strict=True)) if len(held_out) > 1 else (),
     )
 
 
@@ -152,6 +156,16 @@ def _joined(parts: Sequence[TokenSequences]) -> MapDataset | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     return ConcatDataset(parts)
+
+
+def _names(entries: Sequence[MixedCorpus]) -> list[str]:
+    """Return a name of each corpus for its figures: the last one of its path, numbered where there are several."""
+    found: list[str] = []
+    for entry in entries:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(entry.path).name)[:_MAX_NAME].lstrip(".-") or "corpus"
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        found.append(next(one for one in names if one not in found))
+    return found
 
 
 def _fingerprint(corpora: Sequence[Corpus], entries: Sequence[MixedCorpus], config: CorpusConfig) -> str:

@@ -18,7 +18,7 @@ from disttrain_api.samples import samples_config
 from disttrain_api.training import Loss as LossSettings
 from disttrain_api.training import LossName, Training
 from disttrain_trainer.chunked_loss import in_chunks
-from disttrain_trainer.data.batches import Datasets, Microbatch
+from disttrain_trainer.data.batches import Datasets, Microbatch, loss_of
 from disttrain_trainer.data.choices import FIGURES, load_choices
 from disttrain_trainer.data.collate import collate, filled_up, parts_of
 from disttrain_trainer.data.packed import Packed
@@ -203,6 +203,8 @@ class Supervised:
 
     def has_figure(self, name: str, data: Datasets) -> bool | None:
         if name in (f"{task.name}/{figure}" for task in data.choices for figure in FIGURES):
+            return True
+        if any(name == loss_of(part) for part, _ in data.parts):
             return True
         loss = self._training.loss
         if name == PERPLEXITY:
