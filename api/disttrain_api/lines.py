@@ -19,7 +19,7 @@ class LinesConfig(ApiModel):
     """A file of JSON Lines, or a folder with some (*.jsonl, *.ndjson); the same in every pod. s3://bucket/folder is one
     in an object store, of which all that lies directly in it is read."""
     field: Annotated[str, Field(min_length=1, max_length=253)] = "text"
-    """Of each line: what has its text."""
+    """Field of each line with its text."""
     tokenizer: Path | None = None
     """A folder with `tokenizer.json` and `tokenizer_config.json`, as a model's is; needs the extra `hf`. Absent: each
     byte is a token."""

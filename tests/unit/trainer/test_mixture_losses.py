@@ -1,4 +1,4 @@
-"""Of a mixture, the held-out part of each corpus is also judged by itself, in every layout."""
+"""The held-out part of each corpus of a mixture is also judged by itself, in every layout."""
 
 import pytest
 

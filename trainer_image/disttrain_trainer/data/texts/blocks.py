@@ -31,7 +31,7 @@ class Source:
     """A file or object."""
 
     name: str
-    """Of the file in the folder: the same on every machine."""
+    """Its path in the folder: the same on every machine."""
     place: Path | ObjectPath
     size: int
 
