@@ -1,10 +1,11 @@
 """A rank that is slow all the time is named while the job runs, and nobody is where all ranks are alike."""
 
+import sys
 from typing import Any
 
 import yaml
 
-from .conftest import Run, Workplace, script
+from .conftest import Run, Workplace, own, script
 
 DATA = """
 import os, time
@@ -46,6 +47,44 @@ def start(workplace: Workplace, steps: int, seconds: list[float]) -> Run:
     return workplace.start(workplace.write(training=training))
 
 
+SESSION = """
+import sys, time
+import torch
+from pathlib import Path
+import disttrain
+from disttrain_session import own_time
+from disttrain_trainer.metrics import stragglers
+
+stragglers.WINDOW_SECONDS, own_time.APART_SECONDS = 0.5, 0.05
+seconds = [float(word) for word in sys.argv[2:]]
+
+class Working(torch.nn.Linear):
+    def forward(self, x):
+        if not Path("enough").exists():
+            time.sleep(seconds[session.rank])
+        return super().forward(x)
+
+with disttrain.session(steps=int(sys.argv[1]), checkpoint_interval=10**6) as session:
+    model = Working(8, 4)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = session.loader([torch.ones(8)] * 64, batch_size=4)
+    session.restore(model=model, optimizer=optimizer)
+    for inputs in batches:
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.step(loss=loss)
+"""
+
+
+def start_session(workplace: Workplace, steps: int, seconds: list[float]) -> Run:
+    """A loop of one's own on two ranks whose forward passes take so long."""
+    program = script(workplace, SESSION)
+    words = [sys.executable, program, str(steps), *map(str, seconds)]
+    return workplace.start(own(workplace, *words, replicas=2))
+
+
 def straggler(run: Run) -> str | None:
     """What the status of a job that runs says of a slow rank."""
     found: list[dict[str, Any]] = []
@@ -70,3 +109,18 @@ def test_ranks_that_are_alike_are_not_named(workplace: Workplace) -> None:
     assert run.wait() == 0
     assert "is slow" not in run.log(0, 1)
     assert "step: 40" in run.log(0, 1)
+
+
+def test_a_slow_rank_of_a_session_is_named_with_its_pod(workplace: Workplace) -> None:
+    run = start_session(workplace, 400, [0.0, 0.3])
+    sentence = run.until(lambda: straggler(run), "a slow rank is named")
+    assert sentence.startswith("rank 1 (pod own-")
+    (workplace.folder / "enough").touch()
+    assert run.wait() == 0
+    assert "rank 1 is slow: its own work takes " in run.log(0, 1)
+
+
+def test_ranks_of_a_session_that_are_alike_are_not_named(workplace: Workplace) -> None:
+    run = start_session(workplace, 60, [0.05, 0.05])
+    assert run.wait() == 0
+    assert "is slow" not in run.log(0, 1)

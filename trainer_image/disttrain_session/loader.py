@@ -5,6 +5,7 @@ drawn from a stream of its own for each batch: the same in the main process, in 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,9 @@ class Loader:
     def __init__(
         self, samples: Any, batch_size: int, world: World, finished: Callable[[], bool], *, seed: int,
         shuffle: bool, num_workers: int, collate_fn: Collate | None,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:  # fmt: skip
+        """loading: what happens around the reading of a batch."""
         for name in ("__len__", "__getitem__"):
             if not hasattr(samples, name):
                 kind = type(samples).__name__
@@ -61,7 +64,7 @@ class Loader:
             )
         self._batches = _Batches(samples, batch_size, world, seed, shuffle, collate_fn or default_collate)
         self._device, self._finished, self._workers = world.device.torch, finished, num_workers
-        self._cursor = Cursor()
+        self._loading, self._cursor = loading, Cursor()
         self._loaded: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,7 +78,8 @@ class Loader:
             # A generator of its own: the loader would draw from the script's.
             options = {"generator": torch.Generator(), "num_workers": self._workers}
             self._loaded = iter(DataLoader(self._batches, sampler=_cursors(self), batch_size=None, **options))
-        batch = next(self._loaded)
+        with self._loading():
+            batch = next(self._loaded)
         self._cursor = self.after(self._cursor)
         return tree_map(lambda value: moved(value, self._device) if isinstance(value, Tensor) else value, batch)
 

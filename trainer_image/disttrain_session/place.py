@@ -35,6 +35,13 @@ class Place:
         first = self.rank - self.local_rank
         return range(first, first + self.ranks_here)
 
+    def is_of_its_pod(self, environment: Mapping[str, str]) -> bool:
+        """Return whether the operator finds this pod by the rank: torchrun may start other ranks than the job names, or
+        number pods anew."""
+        in_pod = _number(environment, Env.PET_NPROC_PER_NODE, self.ranks_here)
+        first = _number(environment, Env.NODE_RANK, 0) * in_pod
+        return self.ranks_here == in_pod and self.rank - self.local_rank == first
+
     @property
     def life(self) -> dict[str, int]:
         """How lines of metrics.jsonl name the life of the ranks, as the trainer's do."""

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankPhase, RankReport
+from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankPhase, RankReport, SlowRank
 from disttrain_session.asked import be_asked
 from disttrain_session.files import METRICS_FILE, ReportFiles, append_line, metrics_line
+from disttrain_session.own_time import Judge, OwnTime
 from disttrain_session.place import Place, place_of
 from disttrain_session.reported_values import Figures, Pace, plain
 from disttrain_session.reporting import INTERVAL_SECONDS
 from disttrain_trainer.checkpoint.step_manifest import Place as CheckpointPlace
+from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.step_times import StepTimes
 
 
@@ -39,6 +41,14 @@ class SessionProgress:
         """Append metrics.jsonl in the folder of the checkpoints, where the pod has no other folder for it."""
         if isinstance(checkpoints, Path) and (self._place is None or self._place.metrics is None):
             self._metrics = checkpoints / METRICS_FILE
+
+    def compared(self, world: World) -> tuple[OwnTime | None, Judge | None]:
+        """Return what times this rank, and on rank 0 what compares the ranks; None outside a job of several ranks."""
+        if self._place is None or world.size == 1:
+            return None, None
+        place = self._place
+        judge = Judge(world.size, place.ranks_here, world.device, self._slow) if world.first else None
+        return OwnTime(world, placed=place.is_of_its_pod(os.environ)), judge
 
     def resumed(self, step: int, latest: CheckpointReport | None) -> None:
         """Note where this attempt begins to take steps."""
@@ -108,6 +118,9 @@ class SessionProgress:
                 signature=error.signature, log_tail=log_tail or None,
             )  # fmt: skip
             self._files.leave(self.report, failure)
+
+    def _slow(self, found: SlowRank | None) -> None:
+        self._update(slow_rank=found)
 
     def _train(self) -> None:
         self._update(phase=RankPhase.TRAINING)

@@ -5,7 +5,7 @@ SIGTERM; in a job with a command of its own, under `disttrain run`, and in a bar
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from disttrain_session.checkpoints import Checkpoints
 from disttrain_session.ending import Ending
 from disttrain_session.loader import Collate, Loader
 from disttrain_session.objects import Objects, SharedParameters
+from disttrain_session.own_time import read
 from disttrain_session.progress import SessionProgress
 from disttrain_session.reported_values import checked, whole
 from disttrain_session.stop_agreement import Asked, StopAgreement, question_to_all
@@ -77,6 +78,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         with self._ending.reporting_errors():
             self._world = join()
             self._agreement = StopAgreement(question_to_all(self._world, self._asked_here))
+            self._own_time, self._judge = self._progress.compared(self._world)
             self._shared = SharedParameters(alone=self._world.size == 1)
             seed_everything(self._seed, self._world.rank)
             place = place_of_checkpoints(self._folder)
@@ -129,6 +131,8 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         """
         with self._ending.reporting_errors():
             wrapped = wrap(model, optimizers, self._world)
+        if self._own_time is not None:
+            self._own_time.watch(wrapped)
         self._shared.add(wrapped)
         self._agreement.watch(optimizers)
         return (wrapped, *optimizers) if optimizers else wrapped
@@ -144,7 +148,9 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         """
         if self._objects is not None:
             raise ValueError("make loaders before `restore`, which gives them their position")
-        options = {"shuffle": shuffle, "num_workers": num_workers, "collate_fn": collate_fn}
+        options: dict[str, Any] = {"shuffle": shuffle, "num_workers": num_workers, "collate_fn": collate_fn}
+        if self._own_time is not None:
+            options["loading"] = self._own_time.loading
         seed = self._seed + len(self._loaders)
         loader = Loader(dataset, batch_size, self._world, lambda: self.finished, seed=seed, **options)
         self._loaders.append(loader)
@@ -192,7 +198,8 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
         self._progress.step(given)
         with self._ending.reporting_errors():
             # All ranks stop, and save, after the same step.
-            stopping, asked = self._agreement.asked()
+            stopping, asked, looks, seconds = self._agreement.asked()
+            self._compare(looks, seconds)
             due = self._checkpoints is not None and self._checkpoints.due(self._done)
             if stopping or asked or due or self.finished:
                 self._save()
@@ -202,7 +209,16 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
             raise SystemExit(int(ExitCode.STOPPED))
 
     def _asked_here(self) -> Asked:
-        return Asked(self._ending.stop_requested, self._request.pending)
+        looks = self._judge is not None and self._judge.wants
+        seconds = () if self._own_time is None else tuple(self._own_time.seconds())
+        return Asked(self._ending.stop_requested, self._request.pending, looks, seconds)
+
+    def _compare(self, looks: bool, seconds: Sequence[float]) -> None:
+        """Take what ranks have done in this step, if it was looked at; looks: at the next one."""
+        if self._own_time is not None:
+            self._own_time.look(looks=looks)
+        if self._judge is not None:
+            self._judge.step(looks, read(seconds))
 
     def _open(self, place: Place) -> Checkpoints:
         attempt = int(os.environ.get(Env.ATTEMPT) or 1)

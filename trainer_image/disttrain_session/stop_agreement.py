@@ -1,4 +1,4 @@
-"""Whether some rank was asked to stop, or to save: what all ranks learn at the end of the same step.
+"""Whether some rank was asked to stop, or to save, and who is slow: what all ranks learn at the end of the same step.
 
 The sums over the ranks are sent before the last update of a step, so that nobody waits for it after the update.
 """
@@ -19,10 +19,14 @@ class Asked(NamedTuple):
 
     stop: bool
     save: bool
+    look: bool = False
+    """Whether the time of each rank in the next step is wanted."""
+    seconds: tuple[float, ...] = ()
+    """Of each rank in this step, if it was wanted."""
 
 
 Answer = Callable[[], Asked]
-"""Waits for the sums, and returns which of them are positive."""
+"""Waits for the sums, and returns which of them are positive, and those of the times."""
 
 
 class StopAgreement:
@@ -59,13 +63,15 @@ def question_to_all(world: World, requested: Answer) -> Callable[[], Answer]:
     group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def ask() -> Answer:
-        sums = torch.tensor(requested(), dtype=torch.float32)
+        stop, save, look, seconds = requested()
+        sums = torch.tensor([stop, save, look, *seconds], dtype=torch.float32)
         work = dist.all_reduce(sums, group=group, async_op=True)
 
         def answer() -> Asked:
             assert work is not None
             work.wait()
-            return Asked(*(sums > 0).tolist())
+            *flags, times = *(sums[:3] > 0).tolist(), tuple(sums[3:].tolist())
+            return Asked(*flags, times)
 
         return answer
 

@@ -4,6 +4,7 @@ from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
 from disttrain_trainer.checkpoint.retention import require_figure
 from disttrain_trainer.checkpoint.weights import load_weights
+from disttrain_trainer.metrics.own_time import blocks_of, ranks_alike
 from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, log_first_rank
 from disttrain_trainer.metrics.sinks.open import open_sinks
 from disttrain_trainer.metrics.sinks.sink import Sinks
@@ -71,19 +72,16 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         devices=config.world_size * (config.job.parallelism.devices_per_process or 1),
         peak_flops=world.device.peak_flops(config.training.precision),
         check_gradients=not state.precision.scales,
-        stragglers=_stragglers(world) if world.first else None,
+        stragglers=_stragglers(config, world) if world.first else None,
     )
     if strategy.joined:
         metrics.recorded_before = world.from_first(metrics.last_logged, int)
     return metrics
 
 
-def _stragglers(world: World) -> Stragglers:
+def _stragglers(config: Config, world: World) -> Stragglers:
     """What compares the ranks of each stage with each other."""
-    stages: dict[int, list[int]] = {}
-    for rank in range(world.size):
-        stages.setdefault(world.mesh.coordinates(rank)["pipeline"], []).append(rank)
-    return Stragglers(list(stages.values()))
+    return Stragglers(ranks_alike(world, ["pipeline"]), blocks_of(config, world), config.local_world_size)
 
 
 def start_callbacks(state: State, checkpoints: Checkpoints | None, resumed: Resumed | None) -> None:

@@ -10,14 +10,19 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.distributed_c10d import Work
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.nn.parallel import DistributedDataParallel
 
-from disttrain_trainer.metrics import report, stragglers
+from disttrain_trainer.metrics import own_time, report, stragglers
 from disttrain_trainer.metrics.own_time import PassClock
-from disttrain_trainer.runtime.device import Device
+from disttrain_trainer.metrics.waits import Waits
+from disttrain_trainer.runtime.device import Device, Span
 from disttrain_trainer.strategies import synchronous
 from tests.unit.trainer import cases
 from tests.unit.trainer.slow_rank_code import CLOCK
@@ -56,29 +61,42 @@ def hold_back_rank_1(file: Path) -> None:
 
 
 def let_time_pass_in_waits() -> None:
-    """Make the clocks of all ranks the latest of them where FSDP2 waits for gathered parameters, and for gradients.
+    """Make the clocks of all ranks the latest of them where timed passes wait: for FSDP2's gathered parameters and its
+    gradients, for DDP's buffers, for collectives and messages, and for functional collectives.
 
     For parameters a CPU waits in `unshard`, a GPU in `wait_for_unshard`: here the first linear layer does the latter.
     """
-    gathers, gathered = FSDPParamGroup.unshard, FSDPParamGroup.wait_for_unshard
+    meetings = SimpleNamespace(on=False)
+    wait, begin, end = Work.wait, Waits.begin, Waits.end
+
+    def met(call: Callable[..., Any], waits: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
+        def meet(*arguments: Any) -> Any:
+            result = call(*arguments)
+            if meetings.on and waits(arguments[0]):
+                now = torch.tensor(CLOCK.now, dtype=torch.float64)
+                wait(dist.all_reduce(now, dist.ReduceOp.MAX, async_op=True))
+                CLOCK.now = now.item()
+            return result
+
+        return meet
 
     def of_first(group: FSDPParamGroup) -> bool:
         return getattr(group.modules[0], "in_features", None) == 6
 
-    FSDPParamGroup.unshard = met(gathers, lambda group: not of_first(group))
-    FSDPParamGroup.wait_for_unshard = met(gathered, of_first)
-    FSDPParamGroup.post_backward = met(FSDPParamGroup.post_backward, lambda group: True)
+    def begin_meeting(waits: Waits) -> None:
+        begin(waits)
+        meetings.on = True
 
+    def end_meeting(waits: Waits) -> list[Span]:
+        meetings.on = False
+        return end(waits)
 
-def met(call: Callable[..., None], waits: Callable[[FSDPParamGroup], bool]) -> Callable[..., None]:
-    def meet(group: FSDPParamGroup, *arguments: object) -> None:
-        call(group, *arguments)
-        if waits(group):
-            now = torch.tensor(CLOCK.now, dtype=torch.float64)
-            dist.all_reduce(now, dist.ReduceOp.MAX)
-            CLOCK.now = now.item()
-
-    return meet
+    FSDPParamGroup.unshard = met(FSDPParamGroup.unshard, lambda group: not of_first(group))
+    FSDPParamGroup.wait_for_unshard = met(FSDPParamGroup.wait_for_unshard, of_first)
+    FSDPParamGroup.post_backward = met(FSDPParamGroup.post_backward)
+    Work.wait, functional.wait_tensor = met(wait), met(functional.wait_tensor)
+    DistributedDataParallel._sync_buffers = met(DistributedDataParallel._sync_buffers)
+    Waits.begin, Waits.end = begin_meeting, end_meeting
 
 
 def main() -> None:
@@ -87,6 +105,8 @@ def main() -> None:
     Device.mark = lambda self: moment()
     report.time = synchronous.time = SimpleNamespace(monotonic=moment)
     stragglers.WINDOW_SECONDS = 0.01
+    # Ranks that meet in timed passes time the same ones: those after a line of the log.
+    own_time.APART_SECONDS = 1e9
     cases.main()
 
 

@@ -11,8 +11,8 @@ from disttrain_trainer.metrics import own_time, waits
 from disttrain_trainer.metrics.results import Passes
 from disttrain_trainer.parallel import sharded
 from disttrain_trainer.runtime.device import GLOO, Device
-from tests.unit.trainer.layouts import FULL, SHARD, TENSOR
-from tests.unit.trainer.worlds import run_cases, small
+from tests.unit.trainer.layouts import CONTEXT, FULL, RING, SHARD, TENSOR
+from tests.unit.trainer.worlds import run_cases, small, user
 
 CODE = "tests.unit.trainer.slow_rank_code"
 ALIKE, SLOW = {"seconds": 0.01, "of_rank_1": 0.01}, {"seconds": 0.01, "of_rank_1": 0.014}
@@ -24,10 +24,19 @@ def model(**seconds: float) -> dict[str, Any]:
     return small(model={"entrypoint": f"{CODE}:working_model", "config": seconds}, **TIMED)
 
 
+def late(**seconds: float) -> dict[str, Any]:
+    return small(model={"entrypoint": f"{CODE}:late_model", "config": {**seconds, "late": 0.02}}, **TIMED)
+
+
 def data(**seconds: float) -> dict[str, Any]:
     return small(data={"entrypoint": f"{CODE}:working_samples", "config": seconds}, **TIMED)
 
 
+def gpt(**config: Any) -> dict[str, Any]:
+    return small(model={"entrypoint": f"{CODE}:working_gpt", "config": config}, data=user("double_tokens"), **TIMED)
+
+
+EXPERTS = {"expertParallelDegree": 2}
 PIPELINE, LOCAL = {"pipelineParallelDegree": 2}, {"dataParallel": {"mode": "LocalSGD"}}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
     "slow passes": (model(**SLOW), {}, 1),
@@ -44,10 +53,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
     "passes of shards alike": (model(**ALIKE), {SHARD: 2}, None),
     "slow samples of replicas that train alone": (data(**SLOW), LOCAL, 1),
     "slow passes of such replicas": (model(**SLOW), LOCAL, 1),
+    "slow passes with buffers": (late(**SLOW), {}, 1),
+    "passes with buffers of a rank that is late": (late(**ALIKE), {}, None),
     "passes alike": (model(**ALIKE), {}, None),
     "samples alike": (data(**ALIKE), {}, None),
     "less than the factor": (model(seconds=0.01, of_rank_1=0.0125), {}, None),
-    "tensor groups, which wait in their passes": (model(**SLOW), {TENSOR: 2}, None),
+    "slow passes of a tensor group": (model(**SLOW), {TENSOR: 2}, 1),
+    "slow samples of a tensor group": (
+        data(**SLOW) | {"model": model(seconds=0.0, of_rank_1=0.0)["model"]},
+        {TENSOR: 2},
+        1,
+    ),
+    "passes of a tensor group alike": (model(**ALIKE), {TENSOR: 2}, None),
+    "slow passes of a tensor group that cuts sequences": (gpt(**SLOW), {TENSOR: 2, "sequenceParallel": True}, 1),
+    "slow passes of a context group": (gpt(**SLOW), {CONTEXT: 2}, 1),
+    "slow passes of a ring": (gpt(**SLOW), {CONTEXT: 2, **RING}, 1),
+    "passes of a ring alike": (gpt(**ALIKE), {CONTEXT: 2, **RING}, None),
+    "slow passes of an expert group": (gpt(**SLOW), {SHARD: 2, **EXPERTS}, 1),
+    "slow passes of an expert group, recomputed": (gpt(**SLOW) | FULL, {SHARD: 2, **EXPERTS}, 1),
+    "passes of an expert group alike": (gpt(**ALIKE), {SHARD: 2, **EXPERTS}, None),
+    "experts with uneven tokens": (gpt(**ALIKE, row=0.001, uneven=True), {SHARD: 2, **EXPERTS}, None),
+    "slow passes beside experts with uneven tokens": (
+        gpt(**SLOW, row=0.0001, uneven=True) | FULL,
+        {SHARD: 2, **EXPERTS},
+        1,
+    ),
     "stages that differ": (model(**SLOW), PIPELINE, None),
 }
 

@@ -74,6 +74,26 @@ def test_stages_are_not_compared_with_each_other(own: Own, rank: int | None) -> 
     assert named([own] * WINDOWS, groups)[-1] == rank
 
 
+@pytest.mark.parametrize(
+    ("own", "pod", "rank"),
+    [
+        ((0.5, 0.5, 0.5, 0.9), 1, 3),
+        ((0.5, 0.5, 0.9, 0.9), 1, None),
+        ((0.5, 0.5, 0.8, 0.9), 1, None),
+        ((0.5, 0.5, 0.8, 0.9), 2, 3),
+    ],
+    ids=["one", "one that waits for another", "two that differ little", "two of one pod"],
+)
+def test_of_ranks_that_may_wait_for_each_other_one_is_named_only_if_those_in_other_pods_are_not_slow(
+    own: Own, pod: int, rank: int | None
+) -> None:
+    watch = Stragglers([range(4)], [[0, 1], [2, 3]], pod)
+    watch.take(ALIKE, 100, 100.0)
+    for _ in range(WINDOWS):
+        watch.take(own, 100, 100.0)
+    assert (None if watch.found is None else watch.found.rank) == rank
+
+
 def test_the_rank_that_is_named_stays_while_another_one_is_slow_too() -> None:
     both = (0.5, 0.9, 0.75, 0.5, 0.5)
     first = [(0.5, 0.5, 0.75, 0.5, 0.5)] * WINDOWS

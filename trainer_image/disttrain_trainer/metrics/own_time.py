@@ -7,8 +7,9 @@ from statistics import median_low
 from torch import Tensor
 from torch.autograd import Variable
 
+from disttrain_api.parallelism import ContextParallelMethod
 from disttrain_trainer.metrics.results import Passes, StepResult
-from disttrain_trainer.metrics.waits import Waits
+from disttrain_trainer.metrics.waits import Waits, shares_buffers
 from disttrain_trainer.parallel.comm_hooks.base import HookedSum
 from disttrain_trainer.parallel.sharded import is_sharded
 from disttrain_trainer.runtime.config import Config
@@ -23,33 +24,62 @@ APART_SECONDS = 1.0
 def computes_alone(config: Config, world: World, state: State) -> bool:
     """Return whether this rank waits for no other one within its forward and backward passes: replicas, and stages of a
     pipeline between their messages. Elsewhere the time of a pass is that of the slowest rank, on all of them."""
+    parallelism = config.job.parallelism
     return (
         world.mesh.parts == world.mesh.replicate
+        and world.mesh.tensor == 1
         and not is_sharded(config.training, world)
-        and _is_whole(config, world, state)
+        and not parallelism.data_parallel.sync_batch_norm
+        and not shares_buffers(state.model)
+        and _on_one_device(config, state)
     )
 
 
 def waits_of(config: Config, world: World, state: State) -> Waits | None:
-    """Return what marks where this rank waits within its passes; None where that is not FSDP2 alone."""
-    mesh = world.mesh
-    gathers = is_sharded(config.training, world) and mesh.parts == mesh.replicate * mesh.shard
-    if not (gathers and mesh.expert == 1 and mesh.pipeline == 1 and _is_whole(config, world, state)):
+    """Return what marks where this rank waits within its passes. None where it waits for nobody there, and where that
+    is not all that its time and another rank's differ by."""
+    mesh, layout = world.mesh, config.job.parallelism
+    between_layers = mesh.tensor > 1 or mesh.context > 1 or layout.data_parallel.sync_batch_norm
+    if computes_alone(config, world, state) or mesh.pipeline > 1 or not _on_one_device(config, state):
+        return None
+    if between_layers and config.training.compile:
+        # Compiled code waits by itself.
+        return None
+    if mesh.context > 1 and state.data.packed and layout.context_parallel_method is ContextParallelMethod.RING:
+        # Where documents lie decides how much attention a rank of a ring computes.
         return None
     waits = Waits(state.model, world.device)
     return waits if waits.known else None
 
 
-def _is_whole(config: Config, world: World, state: State) -> bool:
-    """Whether layers send nothing to other ranks in their passes, and the sum of gradients computes nothing there."""
-    parallelism = config.job.parallelism
-    return (
-        world.mesh.tensor == 1
-        and not parallelism.data_parallel.sync_batch_norm
-        and (parallelism.devices_per_process or 1) == 1
-        # It waits for the other ranks amid the backward pass.
-        and not isinstance(state.gradient_sum, HookedSum)
-    )
+def blocks_of(config: Config, world: World) -> list[list[int]]:
+    """Return the ranks that wait for each other within layers, where pods share that: none for replicas and shards."""
+    mesh = world.mesh
+    if config.job.parallelism.data_parallel.sync_batch_norm:
+        axes: tuple[str, ...] = ("pipeline",)
+    elif mesh.expert > 1:
+        axes = ("pipeline", "replicate")
+    elif mesh.tensor > 1 or mesh.context > 1:
+        axes = ("pipeline", "replicate", "shard")
+    else:
+        return []
+    return ranks_alike(world, axes)
+
+
+def ranks_alike(world: World, axes: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of the world, those together that have the same index along each of these axes."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(world.size):
+        at = world.mesh.coordinates(rank)
+        found.setdefault(tuple(at[axis] for axis in axes), []).append(rank)
+    return list(found.values())
+
+
+def _on_one_device(config: Config, state: State) -> bool:
+    """Whether this process computes on one device, and the sum of gradients computes nothing in the backward pass."""
+    # A hooked sum waits for the other ranks amid the backward pass.
+    several = (config.job.parallelism.devices_per_process or 1) > 1
+    return not several and not isinstance(state.gradient_sum, HookedSum)
 
 
 class PassClock:

@@ -37,9 +37,15 @@ class Line(NamedTuple):
 
 @dataclass
 class Stragglers:
-    """Names the rank that is slow all the time. groups: ranks that do the same work; a lone one is not compared."""
+    """Names the rank that is slow all the time. groups: ranks that do the same work; a lone one is not compared.
+
+    blocks: ranks that wait for each other within their passes. A wait that nobody has seen would make all of them look
+    slow, so one of them is slow only if those in other pods are not. pod: ranks per pod.
+    """
 
     groups: Sequence[Sequence[int]]
+    blocks: Sequence[Sequence[int]] = ()
+    pod: int = 1
     found: SlowRank | None = None
     """The rank that is named, with its times in the last window in which it was slow."""
     _lines: list[Line] = field(default_factory=list)
@@ -50,8 +56,12 @@ class Stragglers:
     _seconds: float = 0.0
     _slow: dict[int, int] = field(default_factory=dict)
     """For each rank that was slow in the last window, for how many in a row."""
+    _block_of: dict[int, Sequence[int]] = field(default_factory=dict)
     _well: int = 0
     """Windows in a row in which the named rank was not slow."""
+
+    def __post_init__(self) -> None:
+        self._block_of = {rank: block for block in self.blocks for rank in block}
 
     def take(self, own: Sequence[float], steps: int, seconds: float) -> bool:
         """Take the ranks' own times per step for a line of the log; returns whether another rank, or none, is named.
@@ -81,7 +91,9 @@ class Stragglers:
         for group in self.groups:
             own = {rank: median_low(line.own[rank] for line in self._lines) for rank in group}
             for rank, others in _medians_of_others(own).items():
-                if own[rank] >= FACTOR * others and own[rank] - others >= LEAST_SHARE * step:
+                peers = [own[one] for one in self._block_of.get(rank, ()) if one // self.pod != rank // self.pod]
+                least = FACTOR * max(others, *peers, 0.0)
+                if own[rank] >= least and own[rank] - others >= LEAST_SHARE * step:
                     found[rank] = SlowRank(rank=rank, seconds=own[rank], others_seconds=others)
         return found
 

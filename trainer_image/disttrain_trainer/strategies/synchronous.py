@@ -179,8 +179,8 @@ class Synchronous(SumOverRanks):
         return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, parts, self.clock)
 
     def _own_time(self, results: Sequence[StepResult]) -> float:
-        """Return the seconds per step that this rank has worked by itself: where ranks wait for each other within their
-        passes, and not for FSDP2 alone, what it took to load samples."""
+        """Return the seconds per step that this rank has worked by itself: where it is not known for how long it waits
+        for other ranks within its passes, what it took to load samples."""
         if self.clock is not None:
             self.clock.restart()
         pipeline = self.state.pipeline
