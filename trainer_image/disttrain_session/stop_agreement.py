@@ -22,7 +22,7 @@ class Asked(NamedTuple):
     look: bool = False
     """Whether the time of each rank in the next step is wanted."""
     seconds: tuple[float, ...] = ()
-    """Of each rank in this step, if it was wanted."""
+    """That time of each rank in this step, if it was wanted."""
 
 
 Answer = Callable[[], Asked]
