@@ -10,8 +10,10 @@ from disttrain_api.bounds import MAX_REASON_LENGTH, cut
 from disttrain_api.names import Role
 from disttrain_api.report import RankPhase, RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress, TakenRequest
+from disttrain_api.times import parse_time
 from disttrain_operator.decide.attempt_history import record_checkpoint, renew_budget
 from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.observed import Observed, PodFacts
 
 
@@ -23,7 +25,7 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
     if live is not None and live.taken_request is not None:
         taken = TakenRequest(value=live.taken_request, attempt=live.attempt)
         status = status.model_copy(update={"checkpoint_request": taken})
-    for attempt, report, _ in _reports(observed):
+    for attempt, report, _ in _reports(status, observed):
         found, best = report.checkpoint, status.checkpoint
         if found is not None and (best is None or found.step > best.step):
             checkpoint = CheckpointStatus(step=found.step, path=found.path, time=found.time)
@@ -31,7 +33,7 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
     return renew_budget(status)
 
 
-def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
+def _reports(status: JobStatus, observed: Observed) -> list[tuple[int, RankReport, bool]]:
     """The ranks' reports with their attempts, the newest attempt last and within it the lowest rank last.
 
     Of a rank whose pod was made again alone, what the pod that is gone has said comes first. With each, whether its pod
@@ -43,11 +45,27 @@ def _reports(observed: Observed) -> list[tuple[int, RankReport, bool]]:
         if pod.report is not None and pod.report.progress is not None
     ]
     live = observed.live
-    if live is not None and live.report is not None and any(_speaks(pod, live.pod_uid) for pod in observed.pods):
-        reported.append((live.attempt, live.report, True, True))
+    if live is not None and live.report is not None:
+        pod = next((pod for pod in observed.pods if _speaks(pod, live.pod_uid)), None)
+        if pod is not None and not _is_late(live, pod, live.report, status):
+            reported.append((live.attempt, live.report, True, True))
     # Nothing says which of several pods that are gone was the last.
     ordered = sorted(reported, key=lambda entry: (entry[0], -entry[1].rank, entry[2], entry[1].step))
     return [(attempt, report, runs) for attempt, report, _, runs in ordered]
+
+
+def _is_late(live: Live, pod: PodFacts, report: RankReport, status: JobStatus) -> bool:
+    """Whether an answer is older than what the status says, which another replica of the operator may have written: it
+    is of former ranks, or of a step before that one. Ranks that have rolled back do a lower step at a later time."""
+    restarts, old = (status.attempts[-1].restarts_in_place or 0) if status.attempts else 0, status.progress
+    # Other workers' agents know of no restarts.
+    generation = restarts if pod.index else live.generation
+    if (live.attempt, generation) != (status.attempt, restarts):
+        return (live.attempt, generation) < (status.attempt, restarts)
+    if old is None or report.step >= old.step:
+        return False
+    known, time = parse_time(old.last_step_time), parse_time(report.step_time)
+    return known is not None and time is not None and time <= known
 
 
 def _speaks(pod: PodFacts, uid: str) -> bool:
@@ -57,7 +75,7 @@ def _speaks(pod: PodFacts, uid: str) -> bool:
 
 def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
-    reports = [(report, runs) for _, report, runs in _reports(observed) if report.total_steps]
+    reports = [(report, runs) for _, report, runs in _reports(status, observed) if report.total_steps]
     if _restarts_in_place(status, observed):
         return _in_phase(status.progress, RankPhase.RESTARTING)
     if not reports:

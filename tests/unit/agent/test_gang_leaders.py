@@ -154,6 +154,28 @@ def test_a_former_leaders_order_to_jump_is_none() -> None:
     assert member.generation == 3
 
 
+def test_a_former_leader_that_lives_leads_nobody_who_has_started_with_another_one() -> None:
+    """Both have begun the generation of one number: the former one alone, as nobody could reach its pod any more."""
+    former, members = trained(3)
+    all_end(former, *[killed()] * 3, now=100.0)
+    for worker, member in enumerate(members, 1):
+        member.ended(killed(worker))
+    former.tick(100.0)
+    leader = another()
+    for worker, member in enumerate(members, 1):
+        joined(leader, worker, member)
+    started(leader, *members)
+    assert former.generation == leader.generation == 1
+    member = members[0]
+    member.lost(1100.0)
+    member.connected()
+    taken, answer = former.admit(1, member.orders.pop(), 1100.0)
+    assert (taken, answer) == (False, None), "the member looks for another one"
+    assert former.left is not None
+    assert former.left.why == "another pod of worker 0 has taken its place"
+    assert orders(former) == [(Kind.START, 1)], "and hears nothing more"
+
+
 def test_restarts_that_are_used_up_stay_used_up_when_another_pod_leads() -> None:
     _, members = trained(2, killed(), killed())
     leader = another(restarts=2)

@@ -105,20 +105,13 @@ class Network(RuleBasedStateMachine):
         if leader != self.lives[0]:
             return
         if message.kind is Kind.JOINS:
-            if self.leader.joins(worker, message.generation, self.now, message.replacement, message.history):
+            taken, answer = self.leader.admit(worker, message, self.now)
+            if taken:
                 self.joined[worker] = life
-                if self.leader.standing is not None:
-                    self.down.append((worker, ends, self.leader.standing))
-        elif life != self.joined.get(worker):
-            return
-        elif message.kind is Kind.DEPARTS:
-            self.leader.departs(worker)
-        elif message.kind is Kind.FAILED:
-            self.leader.failed(worker, message.generation, self.now)
-        elif message.failure is not None:
-            self.leader.ended(worker, message.generation, message.failure, self.now)
-        elif message.kind is Kind.LEAVES:
-            self.leader.leaves(worker, message.generation, message.why)
+            if answer is not None and taken:
+                self.down.append((worker, ends, answer))
+        elif life == self.joined.get(worker):
+            self.leader.receive(worker, message, self.now)
 
     @rule(end=ENDS)
     def all_goes_well(self, end: PodFailure, but: int | None = None) -> None:

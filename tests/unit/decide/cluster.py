@@ -25,7 +25,7 @@ from disttrain_operator.decide.decision import (
     RestartInPlace,
 )
 from disttrain_operator.decide.live import Live
-from disttrain_operator.decide.observed import CreateProblem, Observed, job_facts
+from disttrain_operator.decide.observed import CreateProblem, Job, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
 from disttrain_operator.plan.identity import child_name
@@ -44,7 +44,8 @@ class Server:
         self.version = 1
         self.job = job
         self.pods: dict[str, Raw] = {}
-        self.stream: deque[tuple[str, Raw]] = deque()
+        self.streams: list[deque[tuple[str, Raw]]] = []
+        """What each watch has yet to say of pods."""
         self.refuses: str | None = None
         self.created: list[tuple[str, str]] = []
         self.dead_nodes: set[str] = set()
@@ -55,12 +56,16 @@ class Server:
         raw["metadata"]["resourceVersion"] = str(self.version)
         return raw
 
+    def _tell(self, kind: str, raw: Raw) -> None:
+        for stream in self.streams:
+            stream.append((kind, deepcopy(raw)))
+
     def put_pod(self, pod: Raw) -> Raw:
         """A pod changes or appears."""
         name = pod["metadata"]["name"]
         kind = "MODIFIED" if name in self.pods else "ADDED"
         self.pods[name] = self._next(deepcopy(pod))
-        self.stream.append((kind, deepcopy(self.pods[name])))
+        self._tell(kind, self.pods[name])
         return deepcopy(self.pods[name])
 
     def disrupt(self, pod: Raw, reason: str, *, ready: bool) -> None:
@@ -73,7 +78,7 @@ class Server:
 
     def remove_pod(self, name: str) -> None:
         """A pod is gone."""
-        self.stream.append(("DELETED", self._next(self.pods.pop(name))))
+        self._tell("DELETED", self._next(self.pods.pop(name)))
 
     def create_pod(self, pod: Raw) -> Raw | None:
         """POST; None where it is refused. A name that is taken is answered with its holder, as `create_child` does."""
@@ -124,6 +129,7 @@ class Operator:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.job = deepcopy(server.job)
+        self._facts: Job | None = None
         self.pods = Cache(group_of=lambda raw: raw["metadata"]["labels"][Label.JOB_UID])
         self.problems: dict[str, CreateProblem] = {}
         self.seen = Observed()
@@ -134,17 +140,19 @@ class Operator:
         """Why the agent follows no order to restart in place; None: it does."""
         """What an agent has answered."""
         self.supported: tuple[int, int] | None = None
+        self.stream: deque[tuple[str, Raw]] = deque()
+        server.streams.append(self.stream)
         self.relist()
 
     def relist(self) -> None:
         """The watch has lost its place."""
-        self.server.stream.clear()
+        self.stream.clear()
         self.pods.replace(deepcopy(list(self.server.pods.values())), self.server.version)
 
     def deliver(self, count: int, *, twice: bool = False) -> None:
         """The next events of the watch arrive."""
-        for _ in range(min(count, len(self.server.stream))):
-            kind, raw = self.server.stream.popleft()
+        for _ in range(min(count, len(self.stream))):
+            kind, raw = self.stream.popleft()
             for _ in range(1 + twice):
                 self.pods.apply(kind, deepcopy(raw))
 
@@ -152,17 +160,28 @@ class Operator:
         """The job's own watch."""
         self.job = deepcopy(self.server.job)
 
+    def facts(self) -> Job:
+        """The facts of the job as it knows it. Reading the spec is most of the work."""
+        former = self._facts if self._facts is not None and self._facts.generation == self._generation else None
+        self._facts = job_facts(self.job, former=former)
+        return self._facts
+
+    @property
+    def _generation(self) -> int:
+        generation: int = self.job["metadata"]["generation"]
+        return generation
+
     def decide(self) -> Decision:
         """What the operator decides from what it sees."""
         pods, services = (self.pods.group(UID), self.pods.gone(UID)), self.server.services
         seen = observe(*pods, self.problems.values(), services, live=self.live)
         self.seen = replace(seen, supported=self.supported, order=self.order)
-        return decide(job_facts(self.job), self.seen, self.server.now)
+        return decide(self.facts(), self.seen, self.server.now)
 
     def step(self, crash_after: int | None = None) -> bool:
         """One reconcile, of which only so many requests are made. Returns whether there was anything to do."""
         decision = self.decide()
-        job = job_facts(self.job)
+        job = self.facts()
         busy = bool(decision.actions)
         made = 0
         if decision.status is not None and not same_meaning(decision.status, job.status):
@@ -190,7 +209,7 @@ class Operator:
             if answer is not None:
                 self.pods.observe(answer)
         elif isinstance(action, CreateSupport):
-            job = job_facts(self.job)
+            job = self.facts()
             self.server.services.add(child_name(job.name, job.uid))
             self.supported = max(self.supported or (0, 0), (action.attempt, action.tries))
         elif isinstance(action, RestartInPlace):
@@ -200,7 +219,7 @@ class Operator:
 
     def _create(self, action: CreatePod) -> None:
         number = len(self.server.created) + 1
-        pod = a_raw_pod(job_facts(self.job), action.role, action.index, action.attempt, uid=f"uid-{number}")
+        pod = a_raw_pod(self.facts(), action.role, action.index, action.attempt, uid=f"uid-{number}")
         answer = self.server.create_pod(pod)
         if answer is None:
             name = pod["metadata"]["name"]

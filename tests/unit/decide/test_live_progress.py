@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_api.report import CheckpointReport, PodReport, RankReport
+from disttrain_api.report import CheckpointReport, PodReport, RankFailure, RankReport, RestartsInPlace
 from disttrain_api.status import Progress, TakenRequest
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.live import Live
@@ -63,6 +63,30 @@ def test_the_time_of_the_last_step_comes_with_it_and_stays_until_another_one_is_
     assert (progress(world).step, progress(world).last_step_time) == (3, "2026-01-01T12:00:05Z")
     with_live(world, live_of(world, a_report(4, step_time="2026-01-01T12:00:09Z")))
     assert progress(world).last_step_time == "2026-01-01T12:00:09Z"
+
+
+def test_an_answer_that_is_older_than_the_status_takes_no_step_back() -> None:
+    """Another replica of the operator may have written the status since the agent answered."""
+    world = a_running_world()
+    late = live_of(world, a_report(5, step_time="2026-01-01T12:00:05Z"))
+    with_live(world, live_of(world, a_report(40, step_time="2026-01-01T12:00:40Z")))
+    before = world.job.status
+    with_live(world, late)
+    assert world.job.status == before
+    with_live(world, live_of(world, a_report(30, step_time="2026-01-01T12:00:50Z")))
+    assert progress(world).step == 30, "ranks that have rolled back"
+    failed = RestartsInPlace(count=1, time="2026-01-01T12:00:55Z", failure=RankFailure(rank=1, signal=9))
+    with_live(world, live_of(world, a_report(28), restarts_in_place=failed))
+    with_live(world, live_of(world, a_report(60, step_time="2026-01-01T12:00:54Z")))
+    assert progress(world).step == 28, "ranks of before the restart"
+
+
+def test_another_workers_agent_which_knows_of_no_restart_says_where_the_ranks_are() -> None:
+    world = a_running_world()
+    failed = RestartsInPlace(count=1, time="2026-01-01T12:00:55Z", failure=RankFailure(rank=1, signal=9))
+    with_live(world, live_of(world, a_report(28), restarts_in_place=failed))
+    with_live(world, Live(world.pod(1)["metadata"]["uid"], 1, a_report(60)))
+    assert progress(world).step == 60
 
 
 def test_a_checkpoint_that_becomes_known_renews_the_restarts_at_once() -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, lead
 from disttrain_agent.gang.leader import Leader, Left
-from disttrain_agent.gang.messages import Kind, Message, PodFailure, leaves
+from disttrain_agent.gang.messages import Kind, Message, PodFailure
 from disttrain_api.handshake import Refused
 from disttrain_api.report import RestartsInPlace
 from disttrain_api.times import timestamp
@@ -157,15 +157,14 @@ class LeadingAgent:
             worker, channel = await asyncio.wait_for(lead(reader, writer, self._key, self._workers), HANDSHAKE_SECONDS)
             self._unproven.remove(transport)
             joins = await asyncio.wait_for(channel.receive(), HANDSHAKE_SECONDS)
-            if joins.kind is not Kind.JOINS or not self._takes_part(worker, joins):
-                if (why := self._why_not(worker, joins)) is not None:
-                    channel.send(leaves(joins.generation, why))
+            taken, answer = self._leader.admit(worker, joins, self._loop.time())
+            if answer is not None:
+                channel.send(answer)
+            if not taken:
                 raise Refused("it cannot take part now")
             former, self._channels[worker] = self._channels.get(worker), channel
             if former is not None:
                 former.close()
-            if (standing := self._leader.standing) is not None:
-                channel.send(standing)
             if len(self._channels) == self._workers - 1:
                 self._log(f"restarts in place: the agents of all {self._workers} workers are connected")
             alive = self._loop.create_task(channel.stay_alive())
@@ -175,7 +174,9 @@ class LeadingAgent:
                 message = await channel.receive()
                 if self._channels.get(worker) is not channel:
                     raise Refused("another connection has taken its place")
-                self._hear(worker, message)
+                self._leader.receive(worker, message, self._loop.time())
+                self._pass_on(message.ago)
+                self._changed()
         except (OSError, Refused) as error:
             if channel is None:
                 self._refuse(address, str(error) or "it has not proved in time that it knows the token of this attempt")
@@ -188,33 +189,6 @@ class LeadingAgent:
                 self._leader.lost(worker)
                 self._pass_on()
             await end(writer)
-
-    def _takes_part(self, worker: int, joins: Message) -> bool:
-        now = self._loop.time()
-        return self._leader.joins(worker, joins.generation, now, joins.replacement, joins.history)
-
-    def _why_not(self, worker: int, joins: Message) -> str | None:
-        """Why a pod that takes no part has to end; None: it may come again."""
-        if self.left is not None:
-            return None if self._leader.departed else self.left.why
-        if self._leader.is_former(worker, joins.replacement):
-            return "another pod has taken its place"
-        if self._leader.is_behind(joins.generation):
-            return "the others have started without it"
-        return None
-
-    def _hear(self, worker: int, message: Message) -> None:
-        now = self._loop.time()
-        if message.kind is Kind.FAILED:
-            self._leader.failed(worker, message.generation, now)
-        elif message.kind is Kind.ENDED and message.failure is not None:
-            self._leader.ended(worker, message.generation, message.failure, now)
-        elif message.kind is Kind.DEPARTS:
-            self._leader.departs(worker)
-        elif message.kind is Kind.LEAVES:
-            self._leader.leaves(worker, message.generation, message.why)
-        self._pass_on(message.ago)
-        self._changed()
 
     def _refuse(self, address: str, why: str) -> None:
         self.refused += 1

@@ -94,6 +94,35 @@ class Leader:
         if self._failed_at is None:
             self._failed_at, self._end_by = now, now + self._patience
 
+    def admit(self, worker: int, joins: Message, now: float) -> tuple[bool, Message | None]:
+        """Return whether a pod takes part whose agent has connected and says this first, and what it is to hear."""
+        if joins.leader > self._replacement:
+            # This pod was lost to the others, and a generation of theirs may have the number of its own.
+            self.depart("another pod of worker 0 has taken its place")
+        if joins.kind is Kind.JOINS and self.joins(worker, joins.generation, now, joins.replacement, joins.history):
+            return True, self.standing
+        why = self._why_not(worker, joins)
+        return False, None if why is None else leaves(joins.generation, why)
+
+    def _why_not(self, worker: int, joins: Message) -> str | None:
+        """Why a pod that takes no part has to end; None: it may come again."""
+        if self.left is not None:
+            return None if self.departed else self.left.why
+        if self.is_former(worker, joins.replacement):
+            return "another pod has taken its place"
+        return "the others have started without it" if self.is_behind(joins.generation) else None
+
+    def receive(self, worker: int, message: Message, now: float) -> None:
+        """A pod that takes part says something."""
+        if message.kind is Kind.FAILED:
+            self.failed(worker, message.generation, now)
+        elif message.kind is Kind.ENDED and message.failure is not None:
+            self.ended(worker, message.generation, message.failure, now)
+        elif message.kind is Kind.DEPARTS:
+            self.departs(worker)
+        elif message.kind is Kind.LEAVES:
+            self.leaves(worker, message.generation, message.why)
+
     def joins(
         self, worker: int, generation: int, now: float, replacement: int = 0, history: History | None = None
     ) -> bool:

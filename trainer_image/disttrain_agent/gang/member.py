@@ -43,9 +43,11 @@ class Member:
         """There is a new connection to a leader, which may know nothing of this pod."""
         self._connected = self._was_connected = True
         self._alone_since = None
-        self.orders.append(
-            Message(kind=Kind.JOINS, generation=self.generation, replacement=self._replacement, history=self._history)
-        )
+        joins = Message(
+            kind=Kind.JOINS, generation=self.generation, replacement=self._replacement, leader=self.leader,
+            history=self._history,
+        )  # fmt: skip
+        self.orders.append(joins)
         if self._failed and not self._waits:
             self.orders.append(Message(kind=Kind.FAILED, generation=self.generation))
         if self._failure is not None:

@@ -64,6 +64,8 @@ class Message(_Part):
     replacement: Annotated[int, Field(ge=0, le=2**31)] = 0
     """With `joins` and `start`: which replacement of its worker's pod the sender's is; 0: none, it began with the
     attempt."""
+    leader: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """With `joins`: which replacement of worker 0's pod has ordered the last start of the sender's ranks; 0: none."""
     rank: Annotated[int, Field(ge=0, le=2**31)] | None = None
     """With `kill`: the rank that is to be killed, since the gang hangs; None: all."""
     history: History | None = None
