@@ -259,7 +259,7 @@ class ObjectCounter:
 class OperatorUnderTest:
     """`disttrain-operator` as a process."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, *flags: str) -> None:
+    def __init__(self, kubeconfig: Path, folder: Path, *flags: str, ready_seconds: float = 60) -> None:
         self.log = folder / "operator.log"
         port = self._port = free_port()
         command = [sys.executable, "-m", "disttrain_operator", f"--kubeconfig={kubeconfig}", "--log-level=WARNING"]
@@ -267,7 +267,7 @@ class OperatorUnderTest:
         with self.log.open("wb") as output:
             environment = os.environ | {"PYTHONPATH": OPERATOR_PATH}
             self.process = subprocess.Popen(dying_with_parent(command), stderr=output, env=environment)
-        wait_for(lambda: self._ready(port) or not self.alive(), 60, lambda: f"not ready: {self.state()}")
+        wait_for(lambda: self._ready(port) or not self.alive(), ready_seconds, lambda: f"not ready: {self.state()}")
         if not self.alive():
             raise StuckError(self.state())
 

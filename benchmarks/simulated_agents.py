@@ -60,6 +60,25 @@ class HangingPod(NamedTuple):
         return cls(uid, int(more[0]), int(more[1]), float(more[2])) if more else None
 
 
+def training_ranks(step: int, first: int = 0, still_seconds: float = PACE.still_seconds) -> list[RankStatus]:
+    """The ranks of a pod, of which all have done this step, so many seconds ago."""
+    pace = PACE.model_copy(update={"still_seconds": still_seconds})
+    report = RankReport(
+        rank=0, step=step, total_steps=10**9, loss=1.5, samples_per_second=1000.0, remaining_seconds=3600.0,
+        phase=RankPhase.TRAINING, checkpoint=_CHECKPOINT,
+    )  # fmt: skip
+    return [
+        RankStatus(
+            rank=rank,
+            pid=1000 + rank,
+            seconds_since_step=0.5,
+            report=report.model_copy(update={"rank": rank}),
+            pace=pace,
+        )
+        for rank in range(first, first + RANKS)
+    ]
+
+
 async def stacks(request: web.Request) -> web.Response:
     """Where the ranks of a pod are that hangs."""
     await asyncio.sleep(_STACKS_SECONDS)
@@ -78,21 +97,7 @@ async def serve() -> None:
         pod, token = HangingPod.of(request.headers[TOKEN_HEADER]), request.headers[TOKEN_HEADER]
         first, uid = (0, token) if pod is None else (pod.index * RANKS, pod.job_uid)
         still = PACE.still_seconds if pod is None else max(PACE.still_seconds, time.monotonic() - pod.began)
-        pace = PACE.model_copy(update={"still_seconds": still})
-        report = RankReport(
-            rank=0, step=next(steps), total_steps=10**9, loss=1.5, samples_per_second=1000.0, remaining_seconds=3600.0,
-            phase=RankPhase.TRAINING, checkpoint=_CHECKPOINT,
-        )  # fmt: skip
-        ranks = [
-            RankStatus(
-                rank=rank,
-                pid=1000 + rank,
-                seconds_since_step=0.5,
-                report=report.model_copy(update={"rank": rank}),
-                pace=pace,
-            )
-            for rank in range(first, first + RANKS)
-        ]
+        ranks = training_ranks(next(steps), first, still)
         answer = AgentStatus(job_uid=uid, attempt=1, ranks=ranks)
         text = answer.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(text=text, content_type="application/json")

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 AT_A_TIME = 64
 TOGETHER_SECONDS = 0.05
+LATE_SECONDS = 0.25
 WATCH_SECONDS = 1.0
 """Between two rounds, at least."""
 _MOST_SKIPPED = 32
@@ -66,7 +67,8 @@ class _Taken:
 
 
 class Turns:
-    """At most so many requests a second, whatever each of them takes; what a break leaves out is not made up for.
+    """So many requests a second, whatever each of them takes, and on a busy machine, too: what LATE_SECONDS leave out
+    is made up for, and nothing else of a longer break.
 
     Those of TOGETHER_SECONDS begin at once, up to AT_A_TIME: the operator then wakes once for several, which takes half
     as long.
@@ -78,7 +80,7 @@ class Turns:
 
     def wait(self, now: float) -> float:
         """Return the seconds until the next request, after one has begun. now: seconds of a clock that only grows."""
-        self._next = max(self._next + self._apart, now)
+        self._next = max(self._next + self._apart, now - LATE_SECONDS)
         return self._next - now if self._next - now > TOGETHER_SECONDS else 0.0
 
 

@@ -268,7 +268,7 @@ def _timed(snapshot: ClusterSnapshot) -> tuple[GateDecision, float]:
 
 def _asks_for_gate(raw: Raw) -> bool:
     """Whether it may be worth to read the job."""
-    return bool(raw["begun"] and raw["gang"] == GangScheduler.GATE)
+    return bool(raw["begun"] and not raw["ran"] and raw["gang"] == GangScheduler.GATE)
 
 
 def _waits(job: ReadableJob) -> bool:

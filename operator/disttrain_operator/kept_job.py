@@ -76,6 +76,8 @@ def _kept(raw: Raw) -> Raw:
         "state": _word(_at(status, "goodput", "state")),
         "gang": _word(_at(read_as, "runPolicy", "schedulingPolicy", "gangScheduler")),
         "begun": _begun(status),
+        "ran": isinstance(_at(_last_attempt(status), "runningTime"), str),
+        "replaced": bool(_at(_last_attempt(status), "replacements")),
         "checkpoint_request": _word(_at(metadata, "annotations", CHECKPOINT_REQUEST)),
         "hangs": _holds(status, "HangSuspected"),
         "rests": any(_holds(status, type_) for type_ in ("Finished", "Suspended")),
@@ -141,8 +143,13 @@ def _word(value: Any) -> str | None:
 
 def _begun(status: Any) -> bool:
     """Whether an attempt has begun and not ended."""
+    last = _last_attempt(status)
+    return last is not None and not _at(last, "endTime")
+
+
+def _last_attempt(status: Any) -> Any:
     attempts = _at(status, "attempts")
-    return isinstance(attempts, list) and bool(attempts) and not _at(attempts[-1], "endTime")
+    return attempts[-1] if isinstance(attempts, list) and attempts else None
 
 
 def _holds(status: Any, type_: str) -> bool:

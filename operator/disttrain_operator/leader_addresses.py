@@ -69,7 +69,8 @@ class LeaderAddresses:
         for number, uid in enumerate(self._world.looked_at()):
             if number % _PER_TURN == _PER_TURN - 1:
                 await asyncio.sleep(0)
-            job = self._world.job(uid)
+            # To read a job takes far longer than this.
+            job = self._world.job(uid) if self._world.has_replacements(uid) else None
             if job is None or not job.status.attempts or not job.status.attempts[-1].replacements:
                 continue
             gang = list(self._gang(job.namespace, uid, job.status.attempt))

@@ -93,6 +93,8 @@ class PodEvents:
         for number, uid in enumerate(self._world.looked_at()):
             if number % _PER_TURN == _PER_TURN - 1:
                 await asyncio.sleep(0)
+            if self._world.simply_runs(uid):
+                continue
             key, pods = self._world.key_of(uid), _held_up(self._world.last_seen(uid))
             if key is None or not pods:
                 continue

@@ -4,7 +4,8 @@ The status is written first, always: attempt and restart count stand there befor
 one of the new gang is created, so a process that dies between any two requests is continued, not repeated. The write
 carries the resourceVersion that the decision was made from. A stale write is answered with 409; then nothing is
 executed, and the job is read and reconciled again. A job whose newest version cannot be read is left as it is, with its
-pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request.
+pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request,
+and a write of figures alone no second decision.
 One of which the API server takes no status, for its size or its values, is left alone longer and longer, with an Event.
 
 Where many jobs of a namespace wait for its quota, one that comes is asked about first, by a pod that is not made: if it
@@ -17,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,7 +34,7 @@ from disttrain_operator.decide.observed import Job, Observed, in_words
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
 from disttrain_operator.kept_job import read
-from disttrain_operator.kube.cache import version_of
+from disttrain_operator.kube.cache import Raw, version_of
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import (
     ApiError,
@@ -47,6 +48,7 @@ from disttrain_operator.kube.errors import (
 )
 from disttrain_operator.kube.slots import Slots
 from disttrain_operator.kube.tolerant import MAX_WHY, Unreadable
+from disttrain_operator.news import figures_alone, same_meaning
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
 from disttrain_operator.resting import Resting
@@ -94,6 +96,11 @@ class _Decided:
         """The status, if it means something else than the job's."""
         status = self.decision.status
         return None if status is None or same_meaning(status, self.job.status) else status
+
+    @cached_property
+    def is_final(self) -> bool:
+        """Whether it leads to nothing but a status on which the same would be decided."""
+        return self.news is not None and not self.decision.actions and figures_alone(self.news, self.job.status)
 
 
 class StatusRefused(KubeError):  # noqa: N818 - as the others of kube/errors.py
@@ -178,7 +185,7 @@ class Reconciler:
 
         version = None
         if decided.news is not None:
-            version = await self._write_status(job, decided.news)
+            version = await self._write_status(job, decided.news, quietly=decided.is_final)
             if version is None:
                 await self._read_again(key)
                 return
@@ -299,13 +306,14 @@ class Reconciler:
                 if not same_meaning(status, job.status):
                     await self._put_status(job, status)
 
-    async def _write_status(self, job: Job, status: JobStatus) -> str | None:
-        """The resourceVersion of the job with this status; None where it has changed meanwhile, or is gone.
+    async def _write_status(self, job: Job, status: JobStatus, *, quietly: bool) -> str | None:
+        """The resourceVersion of the job with this status; None where it has changed meanwhile, or is gone. quietly:
+        the write itself is no reason to look at the job again.
 
         Raises StatusRefused where not even a minimal status is taken.
         """
         try:
-            return await self._put_status(job, status)
+            return await self._put_status(job, status, quietly=quietly)
         except Invalid as error:
             refusal = error
         kept = minimal_status(status, job.status, refusal.message)
@@ -318,14 +326,16 @@ class Reconciler:
         logger.warning("%s/%s: wrote a minimal status: %s", job.namespace, job.name, cut(str(refusal)))
         return version
 
-    async def _put_status(self, job: Job, status: JobStatus) -> str | None:
+    async def _put_status(self, job: Job, status: JobStatus, *, quietly: bool = False) -> str | None:
         path = f"{job_collection(job.namespace)}/{job.name}/status"
-        try:
-            raw = await self._client.replace(path, status_body(job, status), trim=self._world.jobs.trimmed)
-        except (Conflict, NotFound, Undecodable) as error:
-            logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
-            return None
-        self._world.jobs.observe(raw)
+        with self._world.quiet_write(job.uid) if quietly else nullcontext(_nothing) as note_own:
+            try:
+                raw = await self._client.replace(path, status_body(job, status), trim=self._world.jobs.trimmed)
+            except (Conflict, NotFound, Undecodable) as error:
+                logger.debug("%s/%s: reading again: %s", job.namespace, job.name, error)
+                return None
+            note_own(raw)
+            self._world.jobs.observe(raw)
         self._reported_refusals.pop(job.uid, None)
         if self._recorder is not None:
             self._recorder.wrote_status(job.status, status)
@@ -361,6 +371,10 @@ class Reconciler:
         self._queue.retry(key)
 
 
+def _nothing(raw: Raw) -> None:
+    """Nothing is to be noted of an answer."""
+
+
 def status_body(job: Job, status: JobStatus) -> dict[str, Any]:
     """A PUT to /status: the API server takes nothing but the status from it, and checks uid and resourceVersion."""
     metadata = {
@@ -371,14 +385,3 @@ def status_body(job: Job, status: JobStatus) -> dict[str, Any]:
     }
     written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": written}
-
-
-def same_meaning(new: JobStatus, old: JobStatus) -> bool:
-    """Whether two statuses differ in book-keeping times at most, and in the count of time that goes with each write."""
-    return new == old or _meaning(new) == _meaning(old)
-
-
-def _meaning(status: JobStatus) -> JobStatus:
-    conditions = [entry.model_copy(update={"last_transition_time": ""}) for entry in status.conditions]
-    progress = status.progress.model_copy(update={"update_time": ""}) if status.progress is not None else None
-    return status.model_copy(update={"conditions": conditions, "progress": progress, "goodput": None})

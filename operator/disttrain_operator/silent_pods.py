@@ -115,6 +115,8 @@ class SilentPods:
             if key is None or live is None:
                 continue
             heard[uid] = live
+            if self._world.simply_runs(uid) and not (live.awaited or live.missing or live.silent):
+                continue
             # Nothing more has to be learned of a node that Kubernetes calls not ready.
             pods = [pod for pod in missed(self._world.last_seen(uid), live) if not pod.cut_off]
             former = self._silences.get(uid, {})

@@ -4,6 +4,7 @@ The caches hold what is needed of each object (kept_job.py, kept_pod.py), and bo
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -86,8 +87,8 @@ def _child_of(raw: Raw) -> str | None:
 class Listener:
     """Listener to changes, after the fact; this one ignores them."""
 
-    def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
-        """A job is there, is another version, or is gone."""
+    def job_changed(self, key: Key, raw: Raw, *, gone: bool, quietly: bool = False) -> None:
+        """A job is there, is another version, or is gone. quietly: nothing has to be done for this version."""
 
     def enqueue(self, key: Key, *, urgent: bool = False) -> None:
         """Something of what a decision on this job rests on has changed. `urgent`: a pod of it has ended, or is gone
@@ -142,9 +143,13 @@ class World:
     supported: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By the job's uid: the attempt whose Secret and claim are known to be there, and how often they were asked for
     again. They are not watched."""
+    _quiet_writes: dict[str, set[str]] = field(default_factory=dict)
+    """By the uids of jobs that are being written quietly: the versions of them that have come meanwhile."""
     _facts: Facts = field(default_factory=Facts)
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
+    _disturbed: set[str] = field(default_factory=set)
+    """Uids of jobs of which some pod did not simply run when they were looked at last."""
 
     def __post_init__(self) -> None:
         cache = partial(Cache, budget=self.budget)
@@ -153,7 +158,24 @@ class World:
         self.services = cache(group_of=_child_of, trim=keep_service, on_change=self._child_changed)
 
     def _job_changed(self, uid: str, raw: Raw) -> None:
-        self.listener.job_changed(_key(raw), raw, gone=self.jobs.get(uid) is None)
+        gone, quiet = self.jobs.get(uid) is None, self._quiet_writes.get(uid)
+        if quiet is not None:
+            quiet.add(raw["metadata"]["resourceVersion"])
+        self.listener.job_changed(_key(raw), raw, gone=gone, quietly=quiet is not None)
+
+    @contextmanager
+    def quiet_write(self, uid: str) -> Iterator[Callable[[Raw], None]]:
+        """Within the block a job is written, and nothing has to be done for the version that comes of it, which the
+        watch may bring before the answer. Call what the block gets with the answer. Any other version that comes
+        meanwhile has the job looked at after the block."""
+        versions = self._quiet_writes[uid] = set()
+        own: list[str] = []
+        try:
+            yield lambda raw: own.append(raw["metadata"]["resourceVersion"])
+        finally:
+            del self._quiet_writes[uid]
+            if versions.difference(own):
+                self.wake(uid)
 
     def _child_changed(self, group: str, raw: Raw) -> None:
         self._wake_owner(group)
@@ -239,6 +261,11 @@ class World:
         raw = self.jobs.get(uid)
         return None if raw is None or self.jobs.is_unreadable(uid) else self._job(uid, raw)
 
+    def has_replacements(self, uid: str) -> bool:
+        """Whether pods of the job's last attempt were made anew, as its status says."""
+        raw = self.jobs.get(uid)
+        return raw is not None and bool(raw["replaced"])
+
     def checkpoint_request(self, uid: str) -> str | None:
         """The last request for a checkpoint of a job; None: there is none."""
         raw = self.jobs.get(uid)
@@ -264,12 +291,18 @@ class World:
                 if seen is None or seen[:2] != (metadata["resourceVersion"], gone):
                     seen = metadata["resourceVersion"], gone, pod_facts(read_pod(raw), gone=gone)
                 now[metadata["uid"]] = seen
-        facts = (facts for _, _, facts in now.values() if facts is not None)
+        facts = [facts for _, _, facts in now.values() if facts is not None]
+        (self._disturbed.discard if all(pod.undisturbed for pod in facts) else self._disturbed.add)(job.uid)
         return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
 
     def looked_at(self) -> list[str]:
         """The uids of jobs that were looked at."""
         return list(self._pod_facts)
+
+    def simply_runs(self, uid: str) -> bool:
+        """Whether the programs of all pods of a job had started when it was looked at last, and nothing was about to
+        end one of them."""
+        return uid in self._pod_facts and uid not in self._disturbed
 
     def last_seen(self, uid: str) -> list[PodFacts]:
         """The pods of a job as they were when it was looked at last: a change of theirs has it looked at again."""
@@ -303,3 +336,4 @@ class World:
         self.supported.pop(uid, None)
         self._facts.forget(uid)
         self._pod_facts.pop(uid, None)
+        self._disturbed.discard(uid)

@@ -19,12 +19,13 @@ class Wakeups(Listener):
     metrics: Metrics
     history: History | None = None
 
-    def job_changed(self, key: Key, raw: Raw, *, gone: bool) -> None:
-        """Queue the job that changed."""
+    def job_changed(self, key: Key, raw: Raw, *, gone: bool, quietly: bool = False) -> None:
+        """Queue the job that changed, unless nothing has to be done for it."""
         self.metrics.saw_job(key.uid, raw["phase"], raw["state"], hangs=raw["hangs"] and not raw["rests"], gone=gone)
         if self.history is not None:
             self.history.job_changed(key, raw, gone=gone)
-        self.queue.add(key)
+        if not quietly:
+            self.queue.add(key)
 
     def enqueue(self, key: Key, *, urgent: bool = False) -> None:
         """Queue the job."""

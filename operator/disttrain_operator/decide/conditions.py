@@ -109,8 +109,9 @@ def _conditions(
     for type_, (there_is, there_is_none, nobody) in _RANKS.items():
         rank = named.get(type_) if state is State.RUNNING else None
         answers[type_] = (False, there_is_none, nobody) if rank is None else (True, there_is, rank)
+    known = {entry.type: entry for entry in reversed(job.status.conditions)}
     for type_, (holds, reason, message) in answers.items():
-        yield _condition(job, type_, holds, reason, message, now)
+        yield _condition(known.get(type_), job.generation, type_, holds, reason, message, now)
 
 
 def _of_others(status: JobStatus) -> list[Condition]:
@@ -126,17 +127,22 @@ def _restarting(transition: Transition) -> tuple[str, str]:
     return (Reason.GANG_RESTARTED, verdict.message) if verdict else (transition.reason, transition.message)
 
 
-def _condition(job: Job, type_: ConditionType, holds: bool, reason: str, message: str, now: datetime) -> Condition:
+def _condition(
+    old: Condition | None, generation: int, type_: str, holds: bool, reason: str, message: str, now: datetime
+) -> Condition:
+    """The condition, which is the old one itself where that says the same: most do, each time."""
     status = "True" if holds else "False"
-    old = condition(job.status, type_)
+    word, sentence = cut(reason, MAX_REASON_LENGTH), cut(message, MAX_MESSAGE_BYTES)
     same = old is not None and old.status == status
+    if old is not None and same and (old.reason, old.message, old.observed_generation) == (word, sentence, generation):
+        return old
     return Condition(
         type=type_,
         status=status,
-        reason=cut(reason, MAX_REASON_LENGTH),
-        message=cut(message, MAX_MESSAGE_BYTES),
+        reason=word,
+        message=sentence,
         last_transition_time=old.last_transition_time if old is not None and same else timestamp(now),
-        observed_generation=job.generation,
+        observed_generation=generation,
     )
 
 

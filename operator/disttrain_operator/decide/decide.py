@@ -109,6 +109,8 @@ def _learn(job: Job, observed: Observed, now: datetime) -> JobStatus:
     if not isinstance(job, ReadableJob):
         return status
     status = learn_restarts(status, observed, job.spec)
+    if not any(pod.program_succeeded for pod in observed.pods):
+        return status
     return mark_succeeded(status, members_as_text(Gang(job.spec, status, observed).succeeded))
 
 

@@ -28,8 +28,8 @@ from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.observed import CreateProblem, Job, Observed, job_facts
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.kube.cache import Cache
+from disttrain_operator.news import figures_alone, same_meaning
 from disttrain_operator.plan.identity import child_name
-from disttrain_operator.reconcile import same_meaning
 from tests.builders import NOW, UID, a_raw_pod
 
 Raw = dict[str, Any]
@@ -193,6 +193,8 @@ class Operator:
                 return True
             self.read_job()
             busy, made = True, 1
+            if not decision.actions and figures_alone(decision.status, job.status):
+                self._hold_that_nothing_follows(decision)
         self.problems = {}
         for action in decision.actions:
             if crash_after is not None and made >= crash_after:
@@ -200,6 +202,13 @@ class Operator:
             self._act(action)
             made += 1
         return busy
+
+    def _hold_that_nothing_follows(self, decision: Decision) -> None:
+        """A write of figures is followed by no look of its own, so there must be nothing to find."""
+        again = self.decide()
+        assert again.actions == ()
+        assert again.requeue_at == decision.requeue_at
+        assert again.status is None or same_meaning(again.status, job_facts(self.job).status)
 
     def _act(self, action: Any) -> None:
         if isinstance(action, CreatePod):

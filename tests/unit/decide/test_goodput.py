@@ -14,7 +14,7 @@ from disttrain_operator.decide.decision import State, Transition
 from disttrain_operator.decide.goodput import state_of
 from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.reading import observe
-from disttrain_operator.reconcile import same_meaning
+from disttrain_operator.news import same_meaning
 from tests.builders import NOW, a_report, waiting
 from tests.unit.decide.world import World, a_running_world, a_world
 

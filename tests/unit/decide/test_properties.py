@@ -18,7 +18,7 @@ from disttrain_operator.decide.finish import SETTLING_SECONDS
 from disttrain_operator.decide.finished import is_finished
 from disttrain_operator.decide.live import Live, Stall
 from disttrain_operator.decide.observed import job_facts
-from disttrain_operator.reconcile import same_meaning
+from disttrain_operator.news import same_meaning
 from tests.builders import NOW, a_claim_template, a_raw_job, a_report, ended, running, waiting, with_sidecar
 from tests.soak import SOAK
 from tests.suites import GATE

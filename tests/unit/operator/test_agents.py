@@ -280,9 +280,18 @@ def test_many_requests_a_second_are_no_more_than_that() -> None:
     assert now == pytest.approx(2.0, abs=2 * TOGETHER_SECONDS)
 
 
-def test_what_was_not_asked_in_a_break_is_not_asked_at_once_after_it() -> None:
+def test_of_a_break_a_quarter_of_a_second_is_made_up_for_and_no_more() -> None:
     turns = Turns(10.0)
-    assert [round(turns.wait(now), 3) for now in (60.0, 60.0, 60.0)] == [0.0, 0.1, 0.2]
+    assert [round(turns.wait(60.0), 3) for _ in range(6)] == [0.0, 0.0, 0.0, 0.05, 0.15, 0.25]
+
+
+def test_requests_come_at_their_rate_where_each_wait_takes_longer_than_it_should() -> None:
+    """Red where what a busy machine takes away is lost: there were 75 a second instead of 100."""
+    turns, now = Turns(100.0), 0.0
+    for _ in range(1000):
+        seconds = turns.wait(now)
+        now += seconds + 0.02 if seconds else 0.0
+    assert now == pytest.approx(10.0, abs=0.1)
 
 
 async def test_rounds_go_on_whatever_an_agent_does() -> None:

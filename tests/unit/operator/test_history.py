@@ -27,7 +27,7 @@ class Jobs:
         self._version = 10
         self.life = 1
 
-    def job_changed(self, key: Any, raw: Raw, *, gone: bool) -> None:
+    def job_changed(self, key: Any, raw: Raw, *, gone: bool, quietly: bool = False) -> None:
         self.history.job_changed(key, raw, gone=gone)
 
     def enqueue(self, key: Any) -> None:

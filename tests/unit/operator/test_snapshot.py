@@ -62,8 +62,8 @@ class Listens(Listener):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def job_changed(self, key: Key, raw: dict[str, Any], *, gone: bool) -> None:
-        self.calls.append(f"{key} {'is gone' if gone else 'changed'}")
+    def job_changed(self, key: Key, raw: dict[str, Any], *, gone: bool, quietly: bool = False) -> None:
+        self.calls.append(f"{key} {'is gone' if gone else 'changed'}{' quietly' if quietly else ''}")
 
     def enqueue(self, key: Key, *, urgent: bool = False) -> None:
         self.calls.append(f"look at {key}{' at once' if urgent else ''}")
