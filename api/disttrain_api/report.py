@@ -232,6 +232,18 @@ class StepPace(_Report):
     longest_seconds: _Seconds
 
 
+class Idle(_Report):
+    """How long a rank has shown no sign that it gets on: no step, batch or phase, and no bytes that it read or wrote or
+    time of a processor beyond what waiting takes."""
+
+    phase: RankPhase
+    """What it does."""
+    seconds: _Seconds
+    """Without the time in which its agent was stopped."""
+    longest_seconds: Annotated[_Seconds | None, _OrNone] = None
+    """The longest such pause so far in this phase, once the phase has been over in this pod. None: it has not."""
+
+
 class RankStatus(_Report):
     """A rank as its agent sees it now."""
 
@@ -244,6 +256,8 @@ class RankStatus(_Report):
     report: Annotated[RankReport | None, _OrNone] = None
     pace: Annotated[StepPace | None, _OrNone] = None
     """None: it does anything else than steps, has done too few of them in this life, or does not say."""
+    idle: Annotated[Idle | None, _OrNone] = None
+    """None: it does not say what it does."""
 
 
 class AgentStatus(_Report):

@@ -31,6 +31,7 @@ from disttrain_operator.agent_client import (
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.hang import exceeds, stall_of
 from disttrain_operator.decide.live import Blame, Live, Stall, Suspicion
+from disttrain_operator.decide.phase_clocks import idle_stall_of
 from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.suspicion import standstill_of
 from disttrain_operator.gang_stacks import NOBODY, Absent, GangStacks
@@ -317,18 +318,15 @@ class Agents:
         return job.status.checkpoint.step if job is not None and job.status.checkpoint is not None else None
 
     async def _stall(self, agent: Agent, status: AgentStatus, ask: Ask, suspicion: Suspicion | None) -> Stall | None:
-        """What the ranks do that have done no step for longer than their job allows."""
-        stall = stall_of(status)
-        job = (
-            self._world.job(agent.job_uid)
-            if stall is not None and stall.seconds >= LEAST_PROGRESS_DEADLINE_SECONDS
-            else None
-        )
-        if stall is None or job is None or job.spec is None:
+        """What the ranks do that have done no step, or shown no sign of progress, for longer than their job allows."""
+        stall, pauses = stall_of(status), [rank.idle.seconds for rank in status.ranks if rank.idle is not None]
+        longest = max([*pauses, stall.seconds if stall is not None else 0.0])
+        job = self._world.job(agent.job_uid) if longest >= LEAST_PROGRESS_DEADLINE_SECONDS else None
+        if job is None or job.spec is None:
             return None
-        if not exceeds(stall, job.spec, suspected=suspicion is not None):
-            return None
-        return await self._stacks.located(agent, ask, stall)
+        if stall is not None and exceeds(stall, job.spec, suspected=suspicion is not None):
+            return await self._stacks.located(agent, ask, stall)
+        return await self._stacks.idle(agent, ask, job.spec) if idle_stall_of(status, job.spec) is not None else None
 
     def _beside(self, first: Agent) -> list[Agent]:
         """The agents that are asked where the first worker's does not answer, one after the other; none where the first

@@ -15,9 +15,11 @@ from disttrain_api.report import (
     decode_stacks,
     main_thread,
 )
+from disttrain_api.spec import JobSpec
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.live import Blame, Stall, Suspicion
+from disttrain_operator.decide.phase_clocks import idle_stall_of, together
 from disttrain_operator.decide.reading import is_unready
 from disttrain_operator.decide.stacks import blame_of, in_one_group, main_stack, wait_for_others
 from disttrain_operator.decide.suspicion import (
@@ -83,6 +85,16 @@ class GangStacks:
             return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame(all_ranks))
 
         return await self._in_stacks(gang, ask, located)
+
+    async def idle(self, first: Agent, ask: Ask, spec: JobSpec) -> Stall | None:
+        """Return how long no rank of any pod has shown a sign that it gets on, where that is too long for all of them,
+        and where they are; None where one has, or an agent does not answer."""
+        gang = self._gang_of(first)
+        if not self._is_whole(gang):
+            return None
+        found = await asyncio.gather(*(self._idle_of(one, ask, spec) for one in gang))
+        known = [stall for stall in found if stall is not None]
+        return await self.located(first, ask, together(known)) if len(known) == len(found) else None
 
     async def suspicion(self, first: Agent, ask: Ask) -> Suspicion | None:
         """Return which rank hangs, where the ranks of all pods stand still, as soon as that can be known; None where
@@ -163,6 +175,14 @@ class GangStacks:
             logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
             return error if isinstance(error, Unreachable | TimeoutError) else None
         return standstill_of(status) if status is not None and live_of(agent, status) is not None else None
+
+    async def _idle_of(self, agent: Agent, ask: Ask, spec: JobSpec) -> Stall | None:
+        try:
+            status = decode_agent_status(await self._answer(agent, ask, STATUS_PATH))
+        except Exception as error:
+            logger.debug("the agent of pod %s at %s does not answer: %r", agent.pod_uid, agent.host, error)
+            return None
+        return idle_stall_of(status, spec) if status is not None and live_of(agent, status) is not None else None
 
     def _gang_of(self, first: Agent) -> list[Agent]:
         """The agents of the workers of the attempt that run, of so many as are asked."""

@@ -168,6 +168,7 @@ class Look:
             seconds_since_step=self._reports.seconds_since_step(rank),
             report=report,
             pace=self._steps.pace(rank) if self._steps is not None else None,
+            idle=self._steps.idle(rank) if self._steps is not None else None,
         )
 
     def _process(self, rank: int) -> Rank | None:

@@ -1,7 +1,8 @@
 """How long a rank has done no step, beside how long its steps take: by a file that the rank writes at each step.
 
 A rank's report has each logged step. These figures have every one, so that a rank that stands still is known after some
-steps and not after some lines of the log.
+steps and not after some lines of the log. They also say what a rank does besides steps, and change as it gets on with
+that; for how long it has not, idle.py counts.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from disttrain_api.report import StepPace
+from disttrain_agent.idle import IdleClock
+from disttrain_agent.work import Work, Works
+from disttrain_api.report import Idle, RankPhase, StepPace
 
 KEPT_STEPS = 128
 """Steps whose times are known: the last ones."""
@@ -24,9 +27,13 @@ _MOST_BETWEEN_LOOKS = 0.5
 """Counts of the time between two looks. For the rest the agent was stopped, and its ranks with it, or waited for a
 processor."""
 
-LIFE, CHANGES, TRAINS, STEPS = range(4)
-"""Figures before the times: the process; how often it has written; whether it takes steps; steps whose times it has
-written. The time of step N is number N % KEPT_STEPS of the times."""
+LIFE, CHANGES, ACTIVITY, STEPS = range(4)
+"""Figures before the times: the process; how often it has written; what it does; steps whose times it has written. The
+time of step N is number N % KEPT_STEPS of the times."""
+ACTIVITIES = (RankPhase.TRAINING, RankPhase.TRAINING, RankPhase.STARTING, RankPhase.EVALUATING, RankPhase.SAVING)
+"""What a rank does, by its number in the file."""
+BETWEEN_STEPS, IN_STEPS = range(2)
+"""Both are of a rank that trains."""
 FIGURES = STEPS + 1 + KEPT_STEPS
 
 
@@ -40,7 +47,7 @@ class _Steps(NamedTuple):
 
     change: tuple[float, float]
     """Another one: the rank has begun or ended a step, or is another process."""
-    trains: bool
+    activity: int
     seconds: list[float]
     """The times of the last steps, in no order."""
 
@@ -52,11 +59,13 @@ def _read(path: Path) -> _Steps | None:
         figures.frombytes(path.read_bytes())
     except (OSError, ValueError):
         return None
-    if len(figures) != FIGURES or not figures[STEPS] >= 0:
+    if len(figures) != FIGURES or not figures[STEPS] >= 0 or not 0 < figures[LIFE] < 2**31:
+        return None
+    if figures[ACTIVITY] not in range(len(ACTIVITIES)):
         return None
     count = int(min(figures[STEPS], KEPT_STEPS))
     seconds = [one for one in figures[STEPS + 1 : STEPS + 1 + count] if 0 <= one < math.inf]
-    return _Steps((figures[LIFE], figures[CHANGES]), figures[TRAINS] == 1.0, seconds)
+    return _Steps((figures[LIFE], figures[CHANGES]), int(figures[ACTIVITY]), seconds)
 
 
 @dataclass
@@ -68,10 +77,19 @@ class _Seen:
 class StepClock:
     """Looks at the times of the steps of a pod's ranks. `watch` must run meanwhile."""
 
-    def __init__(self, folder: Path, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+        work: Callable[[int], Work | None] | None = None,
+    ) -> None:
+        """work: what a process has done so far; None: as the kernel says."""
         self._files = {rank: step_times_file(folder, rank) for rank in ranks}
         self._clock, self._looked = clock, clock()
         self._seen: dict[int, _Seen] = {}
+        found = Works().of if work is None else work
+        self._idle = {rank: IdleClock(found) for rank in self._files}
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -85,6 +103,7 @@ class StepClock:
         passed, self._looked = min(now - self._looked, _MOST_BETWEEN_LOOKS), now
         for rank, path in self._files.items():
             steps, seen = _read(path), self._seen.get(rank)
+            self._idle[rank].take(steps and (int(steps.change[0]), steps.change[1], ACTIVITIES[steps.activity]), passed)
             if steps is None:
                 self._seen.pop(rank, None)
             elif seen is None or seen.steps.change != steps.change:
@@ -96,7 +115,7 @@ class StepClock:
         """Return how a rank gets on; None where it does anything else than steps, or has done too few of them."""
         self.look()
         seen = self._seen.get(rank)
-        if seen is None or not seen.steps.trains or len(seen.steps.seconds) < LEAST_STEPS:
+        if seen is None or seen.steps.activity != IN_STEPS or len(seen.steps.seconds) < LEAST_STEPS:
             return None
         seconds = seen.steps.seconds
         return StepPace(
@@ -104,3 +123,8 @@ class StepClock:
             median_seconds=sorted(seconds)[len(seconds) // 2],
             longest_seconds=max(seconds),
         )
+
+    def idle(self, rank: int) -> Idle | None:
+        """Return for how long a rank has shown no sign that it gets on; None where that is not known."""
+        self.look()
+        return self._idle[rank].idle

@@ -90,6 +90,7 @@ class SessionProgress:
         self.flush()
         self._rest()
         self._update(phase=RankPhase.SAVING)
+        self._times.begin(RankPhase.SAVING)
         yield
         self._train()
 

@@ -105,9 +105,9 @@ class BetweenSteps:
         try:
             evaluating = state.callbacks.evaluating(state)
             with self.reporter.during(RankPhase.EVALUATING), keeping_random_state(), evaluating:
-                batch_size = evaluation.batch_size or self.config.batch.micro
-                figures = evaluate(state, self.world, batch_size)
-                texts = write_samples(state, self.world, batch_size, self.config.training.seed)
+                batch_size, moved = evaluation.batch_size or self.config.batch.micro, self.reporter.times.moved
+                figures = evaluate(state, self.world, batch_size, moved)
+                texts = write_samples(state, self.world, batch_size, self.config.training.seed, moved)
         except EvaluationFailed as error:
             if evaluation.on_failure is OnFailure.FAIL:
                 raise
@@ -133,7 +133,9 @@ class BetweenSteps:
     def _save(self, checkpoints: Checkpoints, *, wait: bool) -> None:
         """Write a checkpoint, but never one of parameters that are not finite."""
         self.metrics.settle()
-        with self.reporter.during(RankPhase.SAVING) if wait else nullcontext():
+        # Also for the one before it.
+        waits = wait or not self.config.saves_in_background or checkpoints.writing
+        with self.reporter.during(RankPhase.SAVING) if waits else nullcontext():
             checkpoints.save(self.state, wait)
         self.reporter.update(step=self.state.step, checkpoint=checkpoints.latest)
 

@@ -1,6 +1,7 @@
 """Log-likelihoods of choices, row by row over the replicas, in every layout that evaluates."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,12 @@ from disttrain_trainer.tasks.base import Forward
 from disttrain_trainer.tasks.supervised import Supervised
 
 
-def own_log_likelihoods(state: State, world: World, model: Forward, task: ChoiceTask, batch_size: int) -> Tensor:
+def own_log_likelihoods(
+    state: State, world: World, model: Forward, task: ChoiceTask, batch_size: int, moved: Callable[[], object]
+) -> Tensor:
     """Return what this rank finds of each row's log-likelihood, [rows] in float64: the sum over the ranks that count
-    their outputs is the whole. Ranks that share layers call it together, with as many batches each."""
+    their outputs is the whole. Ranks that share layers call it together, with as many batches each. moved: called after
+    each batch."""
     assert isinstance(state.task, Supervised)
     found = torch.zeros(len(task.rows), dtype=torch.float64)
     for slots in share_of(len(task.rows), batch_size, world.replica, world.replicas, draws=False):
@@ -33,6 +37,7 @@ def own_log_likelihoods(state: State, world: World, model: Forward, task: Choice
         if losses is not None:
             counted = slots.weights > 0
             found[rows[counted]] = -losses.to("cpu", torch.float64).sum(1)[torch.from_numpy(counted)]
+        moved()
     return found
 
 

@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,13 +22,15 @@ from disttrain_trainer.tasks.base import PERPLEXITY, Forward
 from disttrain_trainer.tasks.figures import Figures
 
 
-def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
+def evaluate(state: State, world: World, batch_size: int, moved: Callable[[], object]) -> dict[str, float]:
     """The task's figures, means over all held-out samples (tokens), and those of `evaluation.choices`. For the built-in
     task the former are `loss`, `accuracy` where outputs are scores of classes, and `perplexity` where the loss is the
     cross-entropy of tokens; and of several corpora the loss of each, by its name.
 
     Empty where there is nothing to evaluate. Raises EvaluationFailed where data, model or loss raise: on every rank,
     unless ranks talk to each other meanwhile. Then others may wait for the one that failed, and it alone raises.
+
+    moved: called after each batch.
     """
     dataset = state.data.held_out
     held_out = 0 if dataset is None else len(dataset)
@@ -46,7 +48,8 @@ def evaluate(state: State, world: World, batch_size: int) -> dict[str, float]:
             totals.add(found)
             if part is not None and "loss" in found:
                 of_parts.add({loss_of(part): found["loss"]})
-        scores = [own_log_likelihoods(state, world, model, task, batch_size) for task in state.data.choices]
+            moved()
+        scores = [own_log_likelihoods(state, world, model, task, batch_size, moved) for task in state.data.choices]
     figures = totals.take(world) if held_out else {}
     if held_out and state.task.has_figure(PERPLEXITY, state.data):
         figures |= perplexity_of(figures["loss"])

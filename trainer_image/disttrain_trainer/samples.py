@@ -4,7 +4,7 @@ All ranks know all that has been written, by a sum over them after each token. S
 each time, call the model equally often, and end together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ _LENGTHS = 64
 """Inputs are filled up to a multiple of it, so that compiled models and GPUs see few lengths."""
 
 
-def write_samples(state: State, world: World, batch_size: int, seed: int) -> list[str]:
+def write_samples(state: State, world: World, batch_size: int, seed: int, moved: Callable[[], object]) -> list[str]:
     """Return the text that the model writes after each prompt; none where there are none. Ranks call it together.
 
-    Raises EvaluationFailed as `evaluate` does.
+    moved: called after each token. Raises EvaluationFailed as `evaluate` does.
     """
     prompts = state.data.prompts
     if prompts is None:
@@ -36,12 +36,14 @@ def write_samples(state: State, world: World, batch_size: int, seed: int) -> lis
     share_buffers(state.module, world)
     texts: list[str] = []
     with all_succeed(state, world):
-        written = _write(state, world, prompts, batch_size, seed)
+        written = _write(state, world, prompts, batch_size, seed, moved)
         texts += [prompts.text_after(number, tokens) for number, tokens in enumerate(written)]
     return texts
 
 
-def _write(state: State, world: World, prompts: Prompts, batch_size: int, seed: int) -> list[list[int]]:
+def _write(
+    state: State, world: World, prompts: Prompts, batch_size: int, seed: int, moved: Callable[[], object]
+) -> list[list[int]]:
     """Return the tokens after each prompt; fewer where another rank has failed, which `all_succeed` finds."""
     model, config = evaluated_model(state), prompts.config
     ends = {prompts.codec.end, *(offered(state.module, "end_tokens") or list)()}
@@ -57,6 +59,7 @@ def _write(state: State, world: World, prompts: Prompts, batch_size: int, seed: 
                 raise
             own[-1], failure = 1, error
         *found, failed = world.sum_tensor(own).tolist()
+        moved()
         if failure is not None:
             raise failure
         if failed:

@@ -19,7 +19,6 @@ from disttrain_trainer.roll_back import marking
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
-from disttrain_trainer.runtime.step_times import StepTimes
 from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.start import open_checkpoints, start_callbacks, start_metrics
 from disttrain_trainer.state import State
@@ -46,7 +45,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     watched = watching_layers(state.layer_order, world, reporter)
     read = nullcontext() if state.loader is None else closing(state.loader)
-    times = StepTimes(reporter.report.rank, config.report_dir)
+    times = reporter.times
     with (
         completing(checkpoints, reporter), profiled as profiler, explaining_cuts(config, world, state), watched, read,
         closing(times),

@@ -1,4 +1,5 @@
-"""Ranks that train and do no step any more: by what their agent says, never by what it does not say."""
+"""Ranks that train and do no step any more, or do not get on with what they do besides (phase_clocks.py): by what their
+agents say, never by what they do not say."""
 
 from datetime import datetime, timedelta
 
@@ -18,6 +19,10 @@ MIN_SECONDS = 60
 """Ranks of which none is suspected have so long at least, and a pod that became ready."""
 # Ranks report logged steps alone: so many of the pauses between two of them must have passed, too.
 _LOGGED_PAUSES = 3
+_DOES = {
+    RankPhase.STARTING: "is starting", RankPhase.TRAINING: "is training", RankPhase.EVALUATING: "is evaluating",
+    RankPhase.SAVING: "is saving a checkpoint", RankPhase.RESTARTING: "is restarting",
+}  # fmt: skip
 _RESTARTS_ALL = (FailureAction.FAIL_JOB, FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)
 
 
@@ -60,6 +65,8 @@ def exceeds(stall: Stall, spec: JobSpec, *, suspected: bool = False) -> bool:
     # A trainer of another version may evaluate, too, and say nothing of it.
     if deadline is None or (spec.training is not None and not stall.in_training):
         return False
+    if stall.limit_seconds is not None:
+        return stall.seconds >= stall.limit_seconds
     least = deadline if suspected or not stall.in_training else max(deadline, MIN_SECONDS)
     return stall.seconds >= max(least, _seconds_for_lines(stall, spec))
 
@@ -103,8 +110,8 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
         matched = MatchedAction(FailureAction.RESTART_GANG)
     return Verdict(
         reason=cause.reason,
-        message=f"{blamed}rank {stall.rank} ({place_of(first)}) has trained for {stall.seconds:.0f} s without a step"
-        f" after step {stall.step} (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
+        message=f"{blamed}rank {stall.rank} ({place_of(first)}) {_does(stall)}"
+        f" (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
         class_=cause.class_,
         action=matched.action,
         rule=matched.rule,
@@ -112,6 +119,17 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
         rank=rank,
         pod=pod.name if rank is not None else None,
         node=pod.node if rank is not None else None,
+    )
+
+
+def _does(stall: Stall) -> str:
+    """What the rank has not done, and for how long."""
+    if stall.limit_seconds is None:
+        return f"has trained for {stall.seconds:.0f} s without a step after step {stall.step}"
+    after = f" after step {stall.step}" if stall.step else ""
+    return (
+        f"{_DOES[stall.phase]}{after} and has shown no sign of progress for {stall.seconds:.0f} s, which is more than"
+        f" {stall.limit_seconds:.0f} s"
     )
 
 

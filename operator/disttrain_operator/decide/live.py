@@ -23,12 +23,13 @@ class Blame:
 
 @dataclass(frozen=True)
 class Stall:
-    """A report that all ranks of a pod train and have done no step for a while, by their agent's clock."""
+    """A report that all ranks of a pod train and have done no step for a while, by their agent's clock; or, with
+    `limit_seconds`, that all ranks of the job show no sign that they get on with what they do."""
 
     rank: int
     """The lowest of them."""
     seconds: float
-    """Since the last step of the one that did it last."""
+    """Since the last step, or sign, of the one that did it last."""
     step: int
     seconds_per_step: float | None
     """At the pace so far."""
@@ -38,6 +39,10 @@ class Stall:
     """Where the rank is: the calls of its main thread, the innermost first."""
     blame: Blame | None = None
     """None: no rank does something else than the others, or nobody knows."""
+    phase: RankPhase = RankPhase.TRAINING
+    """Of the rank."""
+    limit_seconds: float | None = None
+    """How long the rank may show no sign (phase_clocks.py). None: it is judged by its steps."""
 
 
 @dataclass(frozen=True)

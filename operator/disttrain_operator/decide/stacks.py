@@ -21,10 +21,10 @@ _MOST_CALLS = 8
 _MOST_GROUPS, _MOST_RANKS = 4, 8
 """Groups of ranks in the same calls that a sentence has, and ranks of each."""
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
-_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py|nn/parallel/distributed\.py)|"
-                    r"/disttrain_(trainer|session)/(?!data/)")  # fmt: skip
+_WAITS = re.compile(r"/torch/(distributed/(?!checkpoint/)|autograd/graph\.py|nn/parallel/distributed\.py)|"
+                    r"/disttrain_(trainer|session)/(?!data/|checkpoint/|runtime/files\.py)")  # fmt: skip
 """Where the innermost call of a rank is that waits for others: a collective call of C++ has no frame of its own, and
-DDP's run in the backward pass."""
+DDP's run in the backward pass. Innermost in a checkpoint's code a rank reads or writes."""
 _IN_COLLECTIVE = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/disttrain_trainer/runtime/mesh\.py")
 """The same, where nothing but waiting is done: other calls of the trainer may write to a disk."""
 _BACKWARD = re.compile(r"/torch/autograd/graph\.py")

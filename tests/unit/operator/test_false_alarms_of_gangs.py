@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from disttrain_agent.step_clock import KEPT_STEPS, LEAST_STEPS
-from disttrain_api.report import STOPPED, AgentStatus, RankPhase, RankReport, RankStatus, Stacks, StepPace
+from disttrain_api.report import STOPPED, AgentStatus, Idle, RankPhase, RankReport, RankStatus, Stacks, StepPace
 from disttrain_operator.agent_client import Agent
 from disttrain_operator.agents import WATCH_SECONDS
 from disttrain_operator.decide.hang import MIN_SECONDS
@@ -50,6 +50,8 @@ class Gang(Fleet):
             runPolicy={"progressDeadlineSeconds": DEADLINE},
         )
         self.chance, self.pods, self.now, self.step = chance, pods, 0.0, 0
+        self.signs, self.between_signs = random.Random(pods), 1.0
+        """What ranks do besides steps shows that they get on once in so many seconds, from the last pod on."""
         self.seconds = chance.choice([chance.uniform(0.2, 2.0), chance.uniform(2.0, 20.0)])
         self.phase, self.logged = RankPhase.STARTING, False
         self.times: deque[float] = deque(maxlen=KEPT_STEPS)
@@ -106,6 +108,7 @@ class Gang(Fleet):
         self.phase, self.changed, self.stood = phase, self.now, [0.0] * self.pods
         self.busy, self.deaf = {}, set()
         self.frozen.clear()
+        self.between_signs = self.signs.uniform(1.0, self.signs.choice([10.0, 290.0]))
 
     def rests(self, phase: RankPhase, seconds: float) -> None:
         """Do something else than steps."""
@@ -199,7 +202,12 @@ class Gang(Fleet):
             still_seconds=still, median_seconds=sorted(self.times)[len(self.times) // 2],
             longest_seconds=max(self.times),
         ) if trains else None  # fmt: skip
-        rank = RankStatus(rank=agent.index, report=report, pace=pace, seconds_since_step=still if self.logged else None)
+        # The others wait for the last pod, and show nothing themselves.
+        pause = still % self.between_signs if agent.index == self.pods - 1 else still
+        rank = RankStatus(
+            rank=agent.index, report=report, pace=pace, seconds_since_step=still if self.logged else None,
+            idle=Idle(phase=self.phase, seconds=pause, longest_seconds=1.0),
+        )  # fmt: skip
         answer = AgentStatus(job_uid=UID, attempt=1, ranks=[rank])
         return answer.model_dump_json(by_alias=True, exclude_none=True).encode()
 

@@ -154,7 +154,7 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
         stop: StopRequest = StopAfter(run.get("stop_after"))
         if "ask_after" in run and world.rank == world.size - 1:
             stop = AskAfter(run["ask_after"], folder / f"reports-{world.rank}")
-        reporter = Reporter(world.rank, None)
+        reporter = Reporter(world.rank, folder / f"reports-{world.rank}")
         try:
             config = config_of(folder, run, attempt)
             with first_gradients() as first:

@@ -16,12 +16,14 @@ import pytest
 
 from disttrain_agent.reports import LOOK_SECONDS, Reports, report_path
 from disttrain_agent.step_clock import StepClock
+from disttrain_agent.work import Work
 from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
 from disttrain_api.spec import JobSpec
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.hang import exceeds, hang_of, stall_of
-from disttrain_operator.decide.live import Blame, Live
+from disttrain_operator.decide.live import Blame, Live, Stall
+from disttrain_operator.decide.phase_clocks import idle_stall_of, together
 from disttrain_operator.decide.reading import observe
 from disttrain_operator.decide.suspicion import Suspicion, standstill_of, suspect
 from disttrain_trainer.metrics.stragglers import Stragglers
@@ -40,6 +42,7 @@ SEEDS = [random.randrange(10**9) for _ in range(100)] if SOAK else list(range(10
 SLOW_RANK = 2
 WAITS = Blame(2, "is in another call than those that wait for it", certain=True)
 READS = Blame(2, "reads, and the others wait for it")
+NOTHING = Work(1.0, 0.0, 0, has_gpu=False)
 
 
 @dataclass
@@ -62,12 +65,15 @@ class Hours:
     """Whether something has happened since then that makes a step long."""
     frozen: tuple[int, ...] = ()
     """The pods whose machines stand still."""
+    done: Work = NOTHING
+    """What the ranks' processes have done, as far as that shows that they get on."""
     blame: Blame | None = WAITS
     """What the stacks tell whenever they are asked for: at worst the same as of a hang."""
     suspicions: list[tuple[float, Suspicion]] = field(default_factory=list)
     """When the operator would have named a rank that seems to hang."""
     hangs: list[float] = field(default_factory=list)
     """When the operator would have restarted the job."""
+    evaluated: bool = False
     stragglers: set[int] = field(default_factory=set)
     """The ranks that were named."""
 
@@ -79,7 +85,7 @@ class Hours:
         self.reports.prepare()
         self.times = [StepTimes(2 * pod, self.folder, lambda: self.now) for pod in (0, 1)]
         # The first pod's second rank has the same steps.
-        self.clocks = [StepClock(self.folder, [2 * pod], lambda: self.now) for pod in (0, 1)]
+        self.clocks = [StepClock(self.folder, [2 * pod], lambda: self.now, lambda process: self.done) for pod in (0, 1)]
         self.world: World = a_running_world(
             workers={"replicas": 2, "processesPerPod": 2},
             runPolicy={"progressDeadlineSeconds": self.deadline},
@@ -131,12 +137,41 @@ class Hours:
         ]
         stall = stall_of(AgentStatus(job_uid="u", attempt=1, ranks=ranks))
         if stall is None or not exceeds(stall, self.spec):
+            stall = self.idle()
+        if stall is None:
             return
         pod = self.world.pod()
         observed = observe(self.world.pods.values(), live=Live(pod["metadata"]["uid"], 1, self.report, stall))
         gang = Gang(self.spec, self.world.job.status, observed)
         if hang_of(gang, self.began + timedelta(seconds=self.now)) is not None:
             self.hangs.append(self.now)
+
+    def idle(self) -> Stall | None:
+        """What the operator finds in the answers of both pods; one that is stopped does not answer."""
+        if self.frozen:
+            return None
+        report, seconds = self.reports.of(0), self.reports.seconds_since_step(0)
+        ranks = [
+            RankStatus(rank=2 * pod, seconds_since_step=seconds, report=report, idle=clock.idle(2 * pod))
+            for pod, clock in enumerate(self.clocks)
+        ]
+        found = [idle_stall_of(AgentStatus(job_uid="u", attempt=1, ranks=[rank]), self.spec) for rank in ranks]
+        known = [stall for stall in found if stall is not None]
+        return together(known) if len(known) == len(found) else None
+
+    def works(self, seconds: float) -> None:
+        """Let time pass in which processes compute, or read and write: in bursts, with pauses of minutes."""
+        end = self.now + seconds
+        while self.now < end:
+            pause = min(end - self.now, self.chance.uniform(0, self.chance.choice([5, 280])))
+            self.pass_time(pause)
+            own, others, bytes_, _ = self.done
+            share, most = self.chance.uniform(0.1, 1.0), self.chance.randrange(20, 2000) * 2**20
+            self.done = self.chance.choice([
+                Work(own + share * pause + 1, others, bytes_, has_gpu=False),
+                Work(own, others + share * pause + 1, bytes_, has_gpu=False),
+                Work(own, others, bytes_ + most, has_gpu=False),
+            ])  # fmt: skip
 
     def look_for_hangs(self) -> None:
         """The operator looks whether ranks stand still. One that is stopped does not answer: nobody is named."""
@@ -225,9 +260,27 @@ class Hours:
         """Do something else than to train."""
         self.take_steps(False)
         self.say(phase=phase)
-        self.pass_time(seconds)
+        with ExitStack() as both:
+            for times in self.times:
+                both.enter_context(times.during(phase))
+            if phase is RankPhase.SAVING:
+                self.works(seconds)
+            else:
+                self.evaluate(seconds)
         self.say(phase=RankPhase.TRAINING)
         self.take_steps(True)
+
+    def evaluate(self, seconds: float) -> None:
+        """Batches, of which the first may be compiled, and now and then one waits for a server of data."""
+        end = self.now + seconds
+        self.pass_time(min(seconds, self.chance.uniform(0, 240 if self.evaluated else 840)))
+        self.evaluated = True
+        while self.now < end:
+            for times in self.times:
+                times.moved()
+            self.pass_time(min(end - self.now, self.chance.uniform(0, 280 if self.chance.random() < 0.05 else 10)))
+            if self.chance.random() < 0.01:
+                self.freeze(self.chance.choice([self.chance.uniform(0, 40), self.chance.uniform(0, 1500)]))
 
     def start_again(self) -> None:
         """All ranks start again in their pods: they load a checkpoint, or the parameters of another job, and compile
@@ -239,10 +292,12 @@ class Hours:
         self.times = [StepTimes(2 * pod, self.folder, lambda: self.now) for pod in (0, 1)]
         self.watch = Stragglers([range(4)])
         self.say(phase=RankPhase.STARTING, loss=None, remaining_seconds=None)
-        self.pass_time(self.chance.uniform(0, 1200))
+        for times in self.times:
+            times.begin(RankPhase.STARTING)
+        self.works(self.chance.uniform(0, 2400))
         self.say(phase=RankPhase.TRAINING)
         self.take_steps(True)
-        self.pass_time(self.chance.uniform(0, 900))
+        self.works(self.chance.uniform(0, 2400))
         self.line, self.owns, self.disturbed = (self.step, self.now), [], False
 
     def take_steps(self, takes: bool) -> None:
@@ -259,7 +314,7 @@ class Hours:
         chance = self.chance
         evaluates, saves = every * chance.choice([7, 50]), every * chance.choice([11, 100])
         # Compilation, before anybody has seen a step.
-        self.pass_time(chance.uniform(0, 900))
+        self.works(chance.uniform(0, 2400))
         until = self.now + seconds
         while self.now < until:
             self.work()
@@ -292,6 +347,34 @@ def test_a_hang_is_always_found_in_time(tmp_path: Path, seed: int) -> None:
     hours.pass_time(needed + LOOK_SECONDS + ASKED_EVERY * LOOK_SECONDS)
     assert hours.hangs
     assert needed <= hours.hangs[0] - logged
+
+
+@pytest.mark.parametrize("phase", [RankPhase.STARTING, RankPhase.EVALUATING, RankPhase.SAVING])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_hang_in_another_phase_is_found_after_what_it_has_taken_before(
+    tmp_path: Path, seed: int, phase: RankPhase
+) -> None:
+    """Red where a former evaluation or save teaches nothing."""
+    hours = Hours(tmp_path, random.Random(seed), deadline=60)
+    hours.works(100.0)
+    while hours.now < 600 or hours.step % hours.interval:
+        hours.disturbed = True
+        hours.work()
+    needed = {RankPhase.STARTING: 900.0, RankPhase.EVALUATING: 300.0, RankPhase.SAVING: 600.0}[phase]
+    hours.take_steps(False)
+    if phase is not RankPhase.STARTING:
+        with ExitStack() as both:
+            for times in hours.times:
+                both.enter_context(times.during(phase))
+            hours.pass_time(50.0)
+        hours.pass_time(LOOK_SECONDS)
+    hours.say(phase=phase)
+    for times in hours.times:
+        times.begin(phase)
+    began = hours.now
+    hours.pass_time(needed + LOOK_SECONDS + ASKED_EVERY * LOOK_SECONDS)
+    assert hours.hangs
+    assert needed <= hours.hangs[0] - began
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -166,6 +166,11 @@ class Checkpoints:
             self._pending = self._writer.submit(self._write, self._copier.copy(contents), manifest)
 
     @property
+    def writing(self) -> bool:
+        """Whether a save in the background goes on, as far as this rank knows."""
+        return self._pending is not None and not self._pending.done()
+
+    @property
     def failed(self) -> bool:
         """Whether the save in the background has ended with an error on this rank; `settle` and `save` raise it."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None

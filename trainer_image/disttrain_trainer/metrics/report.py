@@ -23,6 +23,7 @@ from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import NonFiniteLoss
 from disttrain_trainer.runtime.files import rewrite, write_atomically
 from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.step_times import StepTimes
 
 METRICS_FILE = "metrics.jsonl"
 THROUGHPUT = "throughput(sps)"
@@ -38,6 +39,8 @@ class Reporter:
         self.report = RankReport(rank=rank)
         self._step: Callable[[], int] | None = None
         self._first_step: int | None = None
+        self.times = StepTimes(rank, folder)
+        self.times.begin(RankPhase.STARTING)
 
     def update(self, **changes: Any) -> None:
         """Change fields and rewrite the file."""
@@ -65,6 +68,7 @@ class Reporter:
     def follow(self, step: Callable[[], int]) -> None:
         """Ask `step` for the last step that the job has done, for the signature of a failure. Before: none was done."""
         self._step, self._first_step = step, step()
+        self.times.begin(RankPhase.TRAINING)
         self.update(phase=RankPhase.TRAINING)
 
     @contextmanager
@@ -72,10 +76,11 @@ class Reporter:
         """Report that the rank is in this phase, and afterwards in the former one."""
         former = self.report.phase
         self.update(phase=phase)
-        try:
-            yield
-        finally:
-            self.report = self.report.model_copy(update={"phase": former})
+        with self.times.during(phase):
+            try:
+                yield
+            finally:
+                self.report = self.report.model_copy(update={"phase": former})
         self._write()
 
     def fail(self, error: RankError) -> None:

@@ -1,4 +1,5 @@
-"""How long this rank's steps take, in a file for its agent (disttrain_agent.step_clock): also between lines of the log.
+"""How long this rank's steps take, and that it gets on with what it does besides, in a file for its agent
+(disttrain_agent.step_clock): also between lines of the log.
 
 A write costs some microseconds. On a GPU a step ends here when the host has given all of it to the device, so a step
 that waits for the device, as at a line of the log, takes longer than others.
@@ -11,7 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from disttrain_agent.step_clock import CHANGES, FIGURES, KEPT_STEPS, LIFE, STEPS, TRAINS, step_times_file
+from disttrain_agent.step_clock import (
+    ACTIVITIES,
+    ACTIVITY,
+    BETWEEN_STEPS,
+    CHANGES,
+    FIGURES,
+    IN_STEPS,
+    KEPT_STEPS,
+    LIFE,
+    STEPS,
+    step_times_file,
+)
+from disttrain_api.report import RankPhase
 
 
 class StepTimes:
@@ -33,11 +46,29 @@ class StepTimes:
     def counted(self) -> Iterator[None]:
         """Within the block this rank takes steps: what lies between two blocks is in no step's time."""
         self._began = self._clock()
-        self._write(trains=True)
+        self._write(IN_STEPS)
         try:
             yield
         finally:
-            self._write(trains=False)
+            self._write(BETWEEN_STEPS)
+
+    def begin(self, phase: RankPhase) -> None:
+        """Note that this rank is in this phase from now on."""
+        self._write(BETWEEN_STEPS if phase is RankPhase.TRAINING else ACTIVITIES.index(phase))
+
+    @contextmanager
+    def during(self, phase: RankPhase) -> Iterator[None]:
+        """Within the block this rank is in this phase, and afterwards in the former one."""
+        former = self._figures[ACTIVITY]
+        self.begin(phase)
+        try:
+            yield
+        finally:
+            self._write(former)
+
+    def moved(self) -> None:
+        """Note that this rank has got on with what it does, such as by a batch of an evaluation."""
+        self._write(self._figures[ACTIVITY])
 
     def stepped(self) -> None:
         """A step has ended."""
@@ -48,7 +79,7 @@ class StepTimes:
             self._figures[STEPS + 1 + count % KEPT_STEPS] = now - self._began
             self._figures[STEPS] = count + 1
         self._first, self._began = False, now
-        self._write(trains=True)
+        self._write(IN_STEPS)
 
     def close(self) -> None:
         """Write no more."""
@@ -56,10 +87,10 @@ class StepTimes:
             os.close(self._file)
             self._file = None
 
-    def _write(self, *, trains: bool) -> None:
+    def _write(self, activity: float) -> None:
+        self._figures[ACTIVITY] = activity
         if self._file is None:
             return
-        self._figures[TRAINS] = trains
         self._figures[CHANGES] += 1
         # At once: who reads meanwhile sees the figures before or after it. A full disk has room for what is there.
         with suppress(OSError):
