@@ -29,7 +29,7 @@ class OnNodes:
 
     @property
     def uids(self) -> dict[str, str]:
-        """Of its pods, by name."""
+        """The uids of its pods, by name."""
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self._kubectl.pods(self._name)}
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
