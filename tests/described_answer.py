@@ -19,6 +19,7 @@ _BOUNDS = {
     "maxItems": lambda value, bound: len(value) <= bound,
     "maxProperties": lambda value, bound: len(value) <= bound,
     "const": lambda value, constant: value == constant,
+    "enum": lambda value, words: value in words,
 }
 _INNER = {"$ref", "type", "properties", "required", "additionalProperties", "items", "title", "description"}
 

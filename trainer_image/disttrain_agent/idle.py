@@ -13,8 +13,8 @@ LOOK_SECONDS = 5.0
 """Between two looks at what the processes of a rank do that has written nothing for so long."""
 _BYTES, _BYTES_PER_SECOND = 2**18, 2**14
 _SECONDS, _SHARE = 0.5, 0.03
-"""Of a processor. What a rank does that waits, such as to look for lost peers, is less than both together of these, per
-second without a sign. A compilation on a processor that is shared by dozens is more."""
+"""Time of a processor. What a rank does that waits, such as to look for lost peers, is less. A compilation on a
+processor that dozens share is more."""
 
 
 class IdleClock:

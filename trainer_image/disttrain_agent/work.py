@@ -20,7 +20,7 @@ class Work(NamedTuple):
     """Done by a process, and by those below it."""
 
     own_seconds: float
-    """Of a processor."""
+    """Time of a processor."""
     others_seconds: float
     """The same, of the processes below it."""
     bytes: int
@@ -46,7 +46,7 @@ class Works:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._listed = clock, -math.inf
         self._seconds: dict[int, float] = {}
-        """Of a processor, by process."""
+        """Time of a processor, by process."""
         self._below: dict[int, list[int]] = {}
 
     def of(self, pid: int) -> Work | None:

@@ -40,7 +40,7 @@ class Stall:
     blame: Blame | None = None
     """None: no rank does something else than the others, or nobody knows."""
     phase: RankPhase = RankPhase.TRAINING
-    """Of the rank."""
+    """What the rank does."""
     limit_seconds: float | None = None
     """How long the rank may show no sign (phase_clocks.py). None: it is judged by its steps."""
 

@@ -136,8 +136,7 @@ class Hours:
             for rank in (0, 1)
         ]
         stall = stall_of(AgentStatus(job_uid="u", attempt=1, ranks=ranks))
-        if stall is None or not exceeds(stall, self.spec):
-            stall = self.idle()
+        stall = stall if stall is not None and exceeds(stall, self.spec) else self.idle()
         if stall is None:
             return
         pod = self.world.pod()
@@ -156,8 +155,7 @@ class Hours:
             for pod, clock in enumerate(self.clocks)
         ]
         found = [idle_stall_of(AgentStatus(job_uid="u", attempt=1, ranks=[rank]), self.spec) for rank in ranks]
-        known = [stall for stall in found if stall is not None]
-        return together(known) if len(known) == len(found) else None
+        return None if found[0] is None or found[1] is None else together([found[0], found[1]])
 
     def works(self, seconds: float) -> None:
         """Let time pass in which processes compute, or read and write: in bursts, with pauses of minutes."""
@@ -167,11 +165,8 @@ class Hours:
             self.pass_time(pause)
             own, others, bytes_, _ = self.done
             share, most = self.chance.uniform(0.1, 1.0), self.chance.randrange(20, 2000) * 2**20
-            self.done = self.chance.choice([
-                Work(own + share * pause + 1, others, bytes_, has_gpu=False),
-                Work(own, others + share * pause + 1, bytes_, has_gpu=False),
-                Work(own, others, bytes_ + most, has_gpu=False),
-            ])  # fmt: skip
+            more = self.chance.choice([(share * pause + 1, 0, 0), (0, share * pause + 1, 0), (0, 0, most)])
+            self.done = Work(own + more[0], others + more[1], bytes_ + more[2], has_gpu=False)
 
     def look_for_hangs(self) -> None:
         """The operator looks whether ranks stand still. One that is stopped does not answer: nobody is named."""
@@ -356,21 +351,16 @@ def test_a_hang_in_another_phase_is_found_after_what_it_has_taken_before(
 ) -> None:
     """Red where a former evaluation or save teaches nothing."""
     hours = Hours(tmp_path, random.Random(seed), deadline=60)
-    hours.works(100.0)
     while hours.now < 600 or hours.step % hours.interval:
         hours.disturbed = True
         hours.work()
     needed = {RankPhase.STARTING: 900.0, RankPhase.EVALUATING: 300.0, RankPhase.SAVING: 600.0}[phase]
     hours.take_steps(False)
-    if phase is not RankPhase.STARTING:
-        with ExitStack() as both:
-            for times in hours.times:
-                both.enter_context(times.during(phase))
-            hours.pass_time(50.0)
-        hours.pass_time(LOOK_SECONDS)
+    for one, seconds in ((phase, 50.0), (RankPhase.TRAINING, LOOK_SECONDS), (phase, 0.0)):
+        for times in hours.times:
+            times.begin(one)
+        hours.pass_time(seconds)
     hours.say(phase=phase)
-    for times in hours.times:
-        times.begin(phase)
     began = hours.now
     hours.pass_time(needed + LOOK_SECONDS + ASKED_EVERY * LOOK_SECONDS)
     assert hours.hangs

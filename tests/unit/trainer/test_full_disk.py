@@ -31,7 +31,7 @@ def test_a_report_is_rewritten_on_a_full_disk(tmp_path: Path) -> None:
             assert found.model_copy(update={"step_time": None}) == reporter.report, (
                 "it has the time of its reading alone"
             )
-        assert sorted(path.name for path in folder.iterdir()) == ["rank-0.json"]
+        assert sorted(path.name for path in folder.iterdir()) == ["rank-0.json", "rank-0.steps"]
 
 
 def test_a_first_report_that_finds_no_room_names_its_file(tmp_path: Path) -> None:
