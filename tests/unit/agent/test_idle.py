@@ -1,6 +1,7 @@
 """For how long a rank has shown no sign that it gets on: in a time of its own, and of real processes."""
 
 import os
+import signal
 import subprocess
 import sys
 from array import array
@@ -169,11 +170,12 @@ def test_a_rank_that_says_something_else_says_nothing(run: Run, figure: float) -
 
 @contextmanager
 def a_program(text: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", text, *arguments]) as process:
+    with subprocess.Popen([sys.executable, "-c", text, *arguments], process_group=0) as process:
         try:
             yield process
         finally:
-            process.kill()
+            # With what it has started.
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 BELOW = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
