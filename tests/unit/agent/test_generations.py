@@ -228,19 +228,31 @@ class Generations(WholeJob, RuleBasedStateMachine):
         """And these operators see it, each by itself."""
         self.gang.pass_time(120)
         for one in which:
-            operator = self.operator(one)
-            operator.deliver(1000)
-            operator.requests.clear()
-            operator.answer = None
-            self.an_agent_is_asked(one)
-            self.the_answer_arrives(one, rank)
-            operator.sees_all()
-            operator.look()
+            self.decides_from_an_answer(self.operator(one), rank)
         for one in which:
             while self.operator(one).requests:
                 self.arrives(self.operator(one))
         for one in which:
             self.an_order(one, "arrives twice" if twice else "arrives")
+
+    @rule(all_pods=st.booleans())
+    def an_order_comes_late(self, all_pods: bool) -> None:
+        """It is for ranks of before, which had done the same step as those that hear it."""
+        self.all_is_well()
+        self.gang.save()
+        self.gang.pass_time(120)
+        operator = self.operators[-1]
+        self.decides_from_an_answer(operator, 1)
+        while operator.requests:
+            self.arrives(operator)
+        self.another_operator_takes_over()
+        for index in range(WORKERS):
+            if all_pods:
+                self.a_pod_is_killed(index)
+            else:
+                self.a_rank_dies(index, 0, 137)
+        self.all_is_well(steps=0)
+        self.an_order(0, "arrives twice")
 
     @rule(steps=st.integers(1, 30), dies=st.none() | INDEX)
     def a_former_operator_goes_on(self, steps: int, dies: int | None) -> None:
@@ -361,6 +373,8 @@ COURSES: dict[str, Course] = {
     "a hang that both operators see": lambda job: job.one_failure_is_one_restart(
         "hang", 1, twice=True, another="before"
     ),
+    "an order of a former generation": lambda job: job.an_order_comes_late(all_pods=False),
+    "an order of a former attempt": lambda job: job.an_order_comes_late(all_pods=True),
     "late answers": lambda job: job.a_former_operator_goes_on(20, None),
     "answers of a former generation": lambda job: job.a_former_operator_goes_on(20, 1),
     "a former leader, whose rank dies": lambda job: job.a_former_pod_of_worker_0_is_found(

@@ -38,13 +38,13 @@ class WholeJob:
         self.failures = self.disturbances = 0
         self.all_is_well()
 
-    def all_is_well(self, rounds: int = 12) -> None:
+    def all_is_well(self, rounds: int = 12, steps: int = 1) -> None:
         """Everything that is on its way arrives, in its order, and everybody does what is theirs to do."""
         for _ in range(rounds):
             self.everything_arrives()
             self.gang.peers_notice()
             self.gang.pass_time(15)
-            self.gang.train(1)
+            self.gang.train(steps)
             if self.is_calm:
                 return
 
@@ -175,3 +175,12 @@ class WholeJob:
         if operator.answer is not None:
             (agent, answer), operator.answer = operator.answer, None
             operator.learns(agent, answer, Blame(rank, "waits", awaited=rank is not None))
+
+    def decides_from_an_answer(self, operator: Replica, rank: int | None) -> None:
+        """It sees all there is, asks worker 0's agent, and has its requests ready."""
+        operator.sees_all()
+        operator.requests.clear()
+        operator.answer = None
+        self.ask(operator)
+        self.answer(operator, rank)
+        operator.look()
