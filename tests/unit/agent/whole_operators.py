@@ -88,9 +88,10 @@ class Replica(Operator):
             return
         waits = self._orders.give(UID, action)
         try:
-            self.sent.append(Order(*waits.send(None), waits))
+            agent, path = waits.send(None)
         except StopIteration:
             return
+        self.sent.append(Order(agent, path, waits))
 
     def _create(self, action: Any) -> None:
         uid = f"uid-{len(self.server.created) + 1}"
