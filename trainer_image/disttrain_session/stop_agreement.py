@@ -70,8 +70,8 @@ def question_to_all(world: World, requested: Answer) -> Callable[[], Answer]:
         def answer() -> Asked:
             assert work is not None
             work.wait()
-            *flags, times = *(sums[:3] > 0).tolist(), tuple(sums[3:].tolist())
-            return Asked(*flags, times)
+            stops, saves, looks = (sums[:3] > 0).tolist()
+            return Asked(stops, saves, looks, tuple(sums[3:].tolist()))
 
         return answer
 
