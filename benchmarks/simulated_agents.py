@@ -16,16 +16,8 @@ from typing import NamedTuple
 from aiohttp import web
 
 from disttrain_api.names import TOKEN_HEADER
-from disttrain_api.report import (
-    MAX_CALLS,
-    STOPPED,
-    AgentStatus,
-    CheckpointReport,
-    RankPhase,
-    RankReport,
-    RankStatus,
-    StepPace,
-)
+from disttrain_api.report import AgentStatus, CheckpointReport, RankPhase, RankReport, RankStatus, StepPace
+from disttrain_api.stacks import MAX_CALLS, STOPPED
 
 RANKS = 8
 """Ranks of a pod."""

@@ -19,7 +19,8 @@ from pydantic_core import core_schema
 from disttrain_api.base import ApiModel
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, LEADER_PATH, RESTART_PATH, TOKEN_HEADER
 from disttrain_api.pod_address import MAX_LETTERS
-from disttrain_api.report import AgentStatus, Figures, Stacks
+from disttrain_api.report import AgentStatus, Figures
+from disttrain_api.stacks import Stacks
 
 Schema = dict[str, Any]
 

@@ -24,10 +24,6 @@ MAX_PLACE = 200
 MAX_SENTENCE = 500
 MAX_RANKS_PER_POD = 256
 MAX_AWAITED = 64
-MAX_STACKS_ANSWER_BYTES = 256 * 1024
-"""The largest answer that is read of the main threads of a pod: 256 bytes for each of 1,024 calls."""
-MAX_WHOLE_STACKS_BYTES = 4 * 1024 * 1024
-"""The largest answer that a person is shown of all threads of a pod."""
 MAX_AGENT_ANSWER_BYTES = 1024 * 1024
 """The largest answer that is read from an agent: 4 KiB for each of 256 ranks."""
 MAX_FIGURES_BYTES = 64 * 1024
@@ -294,53 +290,6 @@ class Figures(_Report):
     """None: it has logged no step in this life, or is no rank of the trainer."""
     figures: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
     """By their names in metrics.jsonl, at most 64. One that is not finite is left out."""
-
-
-class Stacks(_Report):
-    """Answer of an agent to `/v1/stacks`."""
-
-    stacks: Annotated[dict[str, str], Field(max_length=MAX_RANKS_PER_POD)]
-
-
-STOPPED = "it does not answer: a signal has stopped it"
-"""In place of the stacks of a rank that is stopped."""
-
-
-MAX_CALLS, _LEAST_CALLS, _MAX_CALLS_OF_POD = 32, 4, 1024
-MAX_STACK_BYTES = 8 * 1024
-"""The largest stack of a rank's main thread."""
-_MAIN_THREAD = "Current thread "
-
-
-def main_thread(text: str, ranks: int) -> str:
-    """Return the innermost calls of the thread that answered, which is the main one, in what faulthandler has written;
-    the begin of a text that is something else.
-
-    ranks: of the pod, which share what an answer may have. With as many ranks it is as many calls, whatever their
-    length: the stacks of two ranks stay alike.
-    """
-    _, found, rest = text.partition(_MAIN_THREAD)
-    calls = max(_LEAST_CALLS, min(MAX_CALLS, _MAX_CALLS_OF_POD // max(1, ranks)))
-    lines = rest.partition("\n\n")[0].partition("\nThread ")[0].split("\n", calls + 1)[: calls + 1]
-    return (found + "\n".join(lines) if found else text)[:MAX_STACK_BYTES]
-
-
-def main_thread_first(text: str) -> str:
-    """Return the stacks of a rank with those of its main thread before all others."""
-    threads = text.strip("\n").split("\n\n")
-    return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith(_MAIN_THREAD)))
-
-
-def decode_stacks(data: bytes, ranks: range, most: int = MAX_STACKS_ANSWER_BYTES) -> dict[int, str]:
-    """Return the stacks of these ranks in an agent's answer to `/v1/stacks`; none where something else gave it, or more
-    than `most` bytes."""
-    if len(data) > most:
-        return {}
-    try:
-        found = Stacks.model_validate_json(data).stacks
-    except ValueError:
-        return {}
-    return {rank: text for rank in ranks if (text := found.get(str(rank)))}
 
 
 def encode_pod_report(report: PodReport) -> str:

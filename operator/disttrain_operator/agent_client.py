@@ -12,7 +12,8 @@ from yarl import URL
 from disttrain_api.agent_api import OPERATIONS, STACKS, STATUS
 from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, TOKEN_HEADER, Label, Role
 from disttrain_api.pod_address import pod_address
-from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, MAX_STACKS_ANSWER_BYTES, AgentStatus
+from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, AgentStatus
+from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES
 from disttrain_operator.agent_http import exchange
 from disttrain_operator.decide.live import Live
 from disttrain_operator.kube.auth import Access, ClientCertificate

@@ -8,14 +8,9 @@ from functools import reduce
 from operator import and_
 from typing import NamedTuple, TypeVar
 
-from disttrain_api.report import (
-    MAX_STACK_BYTES,
-    MAX_STACKS_ANSWER_BYTES,
-    decode_agent_status,
-    decode_stacks,
-    main_thread,
-)
+from disttrain_api.report import decode_agent_status
 from disttrain_api.spec import JobSpec
+from disttrain_api.stacks import MAX_STACK_BYTES, MAX_STACKS_ANSWER_BYTES, decode_stacks, main_thread
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.live import Blame, Stall, Suspicion

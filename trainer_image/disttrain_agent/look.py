@@ -12,7 +12,8 @@ from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.reports import Reports, figures_of
 from disttrain_agent.step_clock import StepClock
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import MAX_AWAITED, STOPPED, AgentStatus, Figures, RankStatus, RestartsInPlace, main_thread
+from disttrain_api.report import MAX_AWAITED, AgentStatus, Figures, RankStatus, RestartsInPlace
+from disttrain_api.stacks import STOPPED, main_thread
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0

@@ -270,7 +270,7 @@ def computes_whole(config: Config, world: World) -> bool:
     """
     parallelism = config.job.parallelism
     return (
-        world.device.kind == "cpu"
+        world.device.computes_on_host
         and world.mesh.tensor == 1
         and (parallelism.devices_per_process or 1) == 1
         and parallelism.data_parallel.mode is DataParallelMode.ALL_REDUCE

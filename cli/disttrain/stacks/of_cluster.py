@@ -29,8 +29,8 @@ from disttrain_api.names import (
     TOKEN_HEADER,
     Role,
 )
-from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
 from disttrain_api.spec import JobSpec
+from disttrain_api.stacks import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
 from disttrain_operator.decide.stacks import in_one_group
 from disttrain_operator.kept_pod import agent_in
 

@@ -9,7 +9,7 @@ from disttrain.local.folder import AGENTS_FILE, RunFolder
 from disttrain_api.agent_api import STACKS
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import TOKEN_FILE, TOKEN_HEADER
-from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
+from disttrain_api.stacks import MAX_WHOLE_STACKS_BYTES, decode_stacks, main_thread_first
 
 _TIMEOUT = urllib3.Timeout(connect=5, read=30)
 _POOL = urllib3.PoolManager(retries=False, timeout=_TIMEOUT)

@@ -9,8 +9,8 @@ from disttrain_api.bounds import cut
 from disttrain_api.errors import LayoutError
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.report import MAX_STACK_BYTES, STOPPED, main_thread
 from disttrain_api.spec import JobSpec
+from disttrain_api.stacks import MAX_STACK_BYTES, STOPPED, main_thread
 from disttrain_operator.decide.live import Blame
 
 _MAX_LINE_BYTES = 1200

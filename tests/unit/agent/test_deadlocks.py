@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from disttrain_api.names import Env
-from disttrain_api.report import decode_stacks
+from disttrain_api.stacks import decode_stacks
 from disttrain_operator.decide.live import Blame
 from disttrain_operator.decide.stacks import blame_of
 from tools.cluster.paths import REPOSITORY
@@ -19,7 +19,7 @@ sys.path[:0] = [str(pathlib.Path({str(REPOSITORY)!r}) / name) for name in ("api"
 import socket
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
-from disttrain_trainer.runtime.stacks import answer_for_stacks
+from disttrain_agent.stacks import answer_for_stacks
 
 size = int(os.environ["{Env.WORLD_SIZE}"])
 answer_for_stacks(rank, pathlib.Path(os.environ["{Env.REPORT_DIR}"]))

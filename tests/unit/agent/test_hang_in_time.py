@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.local_agents import world_of
 from disttrain_agent.step_clock import StepClock
-from disttrain_api.report import STOPPED
+from disttrain_api.stacks import STOPPED
 from disttrain_operator.agent_client import STACKS_PATH, Agent
 from disttrain_operator.agents import Agents
 from disttrain_operator.gang_stacks import MOST_PODS

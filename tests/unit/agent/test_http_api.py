@@ -24,7 +24,8 @@ from disttrain_agent.limits import Admission, Bucket, Limits
 from disttrain_agent.reports import figures_file
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import CHECKPOINT_PATH, REPORTS_FOLDER, STACKS_SIGNAL, TOKEN_FILE, TOKEN_HEADER, Env
-from disttrain_api.report import MAX_FIGURES_BYTES, STOPPED, AgentStatus, decode_agent_status, decode_stacks
+from disttrain_api.report import MAX_FIGURES_BYTES, AgentStatus, decode_agent_status
+from disttrain_api.stacks import STOPPED, decode_stacks
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ask_directly
 from disttrain_operator.agent_http import NoAnswer
 from disttrain_trainer.metrics.report import Reporter

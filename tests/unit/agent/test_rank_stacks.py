@@ -11,7 +11,7 @@ from disttrain_agent.look import Look
 from disttrain_agent.output import RankOutput
 from disttrain_agent.reports import Reports
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.report import STOPPED
+from disttrain_api.stacks import STOPPED
 from tests.unit.operator.clocked_loop import JumpingLoop
 
 TEXT = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in f\n'

@@ -9,11 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disttrain_api.report import (
-    MAX_CALLS,
     MAX_METRICS,
-    MAX_STACK_BYTES,
     MAX_TERMINATION_MESSAGE_BYTES,
-    STOPPED,
     PodReport,
     RankError,
     RankFailure,
@@ -21,7 +18,6 @@ from disttrain_api.report import (
     RestartsInPlace,
     decode_pod_report,
     encode_pod_report,
-    main_thread,
 )
 
 CHECKPOINT = {"step": 50, "path": "/checkpoints/x/step-50", "time": "2026-01-01T12:00:00Z"}
@@ -174,15 +170,3 @@ def test_restarts_in_place_are_cut_before_the_last_failure() -> None:
     assert read.failure == failure
     assert (read.restarts_in_place.count, read.restarts_in_place.failure.rank) == (3, 1)
     assert len(read.restarts_in_place.failure.message or "") < 1000
-
-
-def test_the_main_thread_is_cut_out_of_what_faulthandler_writes() -> None:
-    other = 'Thread 0x2 (most recent call first):\n  File "/b.py", line 1 in other\n'
-    main = "Current thread 0x1 (most recent call first):\n" + "".join(
-        f'  File "/a.py", line {line} in f\n' for line in range(100)
-    )
-    for text in (f"{other}\n{main}", f"{main}\n{other}"):
-        for ranks, calls in ((1, MAX_CALLS), (8, MAX_CALLS), (64, 16), (256, 4), (0, MAX_CALLS)):
-            assert main_thread(text, ranks) == "\n".join(main.splitlines()[: 1 + calls]), ranks
-    assert main_thread(STOPPED, 8) == STOPPED
-    assert len(main_thread("x" * 10**6, 8)) == len(main_thread(main.replace("f", "f" * 10**5), 8)) == MAX_STACK_BYTES

@@ -11,7 +11,7 @@ from disttrain.errors import CommandError
 from disttrain.main import main
 from disttrain_api.agent_token import agent_token
 from disttrain_api.names import AGENT_PORT, TOKEN_FILE, Env, Role
-from disttrain_api.report import MAX_WHOLE_STACKS_BYTES, STOPPED
+from disttrain_api.stacks import MAX_WHOLE_STACKS_BYTES, STOPPED
 from disttrain_operator.plan.desired import GangPlan
 from disttrain_operator.plan.identity import secret_name
 from disttrain_operator.plan.site import Site

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_api.report import STOPPED
+from disttrain_api.stacks import STOPPED
 from disttrain_operator.decide.live import Blame
 from disttrain_operator.decide.stacks import blame_of, in_one_group, main_stack
 from tests.builders import a_job

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from disttrain_agent.step_clock import KEPT_STEPS, LEAST_STEPS
-from disttrain_api.report import STOPPED, AgentStatus, Idle, RankPhase, RankReport, RankStatus, Stacks, StepPace
+from disttrain_api.report import AgentStatus, Idle, RankPhase, RankReport, RankStatus, StepPace
+from disttrain_api.stacks import STOPPED, Stacks
 from disttrain_operator.agent_client import Agent
 from disttrain_operator.agents import WATCH_SECONDS
 from disttrain_operator.decide.hang import MIN_SECONDS

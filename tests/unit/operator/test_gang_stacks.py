@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.local_agents import world_of
-from disttrain_api.report import MAX_STACK_BYTES, MAX_STACKS_ANSWER_BYTES, STOPPED
+from disttrain_api.stacks import MAX_STACK_BYTES, MAX_STACKS_ANSWER_BYTES, STOPPED
 from disttrain_operator.agent_client import STACKS_PATH, Agent
 from disttrain_operator.decide import stacks as decide_stacks
 from disttrain_operator.gang_stacks import AT_A_TIME, GANGS_AT_A_TIME, MOST_PODS, GangStacks

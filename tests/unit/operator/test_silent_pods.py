@@ -7,7 +7,7 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
-from disttrain_api.report import STOPPED
+from disttrain_api.stacks import STOPPED
 from disttrain_operator.agent_client import CONNECT_SECONDS, STACKS_PATH, STATUS_PATH, Agent
 from disttrain_operator.agent_http import Unreachable
 from disttrain_operator.decide.live import Live

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_api.report import STOPPED
+from disttrain_api.stacks import STOPPED
 from disttrain_operator.agent_client import STACKS_PATH, Agent
 from disttrain_operator.decide.live import Live
 from tests.builders import UID

@@ -33,7 +33,7 @@ from tests.unit.trainer.transformers_code import described
 from tests.unit.trainer.worlds import job, run_ranks
 
 MOST_CALLS = 55
-"""Of functions, for a microbatch."""
+"""Calls of functions for a microbatch, at most."""
 
 
 def loaded(folder: Path, **fields: object):
