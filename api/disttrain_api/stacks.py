@@ -1,10 +1,12 @@
 """Answer of an agent to `/v1/stacks`: where the threads of its ranks are. Text of a pod: hostile."""
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
+from disttrain_api.flight_recorder import HEADER, Collective, collectives_below, lines_of, shortest
 from disttrain_api.report import MAX_RANKS_PER_POD
 
 MAX_STACKS_ANSWER_BYTES = 256 * 1024
@@ -32,8 +34,8 @@ _MAIN_THREAD = "Current thread "
 
 
 def main_thread(text: str, ranks: int) -> str:
-    """Return the innermost calls of the thread that answered, which is the main one, in what faulthandler has written;
-    the begin of a text that is something else.
+    """Return the innermost calls of the thread that answered, which is the main one, in what faulthandler has written,
+    and its last collective calls, if they are known; the begin of a text that is something else.
 
     ranks: of the pod, which share what an answer may have. With as many ranks it is as many calls, whatever their
     length: the stacks of two ranks stay alike.
@@ -41,7 +43,20 @@ def main_thread(text: str, ranks: int) -> str:
     _, found, rest = text.partition(_MAIN_THREAD)
     calls = max(_LEAST_CALLS, min(MAX_CALLS, _MAX_CALLS_OF_POD // max(1, ranks)))
     lines = rest.partition("\n\n")[0].partition("\nThread ")[0].split("\n", calls + 1)[: calls + 1]
-    return (found + "\n".join(lines) if found else text)[:MAX_STACK_BYTES]
+    if not found:
+        return text[:MAX_STACK_BYTES]
+    return with_collectives((found + "\n".join(lines))[:MAX_STACK_BYTES], shortest(collectives_below(text)))
+
+
+def with_collectives(text: str, collectives: Iterable[Collective]) -> str:
+    """Return the stacks of a rank with its last collective calls below."""
+    below = lines_of(collectives)
+    return f"{text.rstrip()}\n\n{below}" if below else text
+
+
+def without_collectives(stacks: Mapping[str, str]) -> dict[str, str]:
+    """Return the stacks of ranks alone."""
+    return {rank: text.partition(f"\n\n{HEADER}")[0] for rank, text in stacks.items()}
 
 
 def main_thread_first(text: str) -> str:

@@ -13,6 +13,7 @@ from disttrain_api.spec import JobSpec
 from disttrain_api.stacks import MAX_STACK_BYTES, MAX_STACKS_ANSWER_BYTES, decode_stacks, main_thread
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, Ask, agent_of, live_of
 from disttrain_operator.agent_http import Unreachable
+from disttrain_operator.decide.collectives import where_groups_are
 from disttrain_operator.decide.live import Blame, Stall, Suspicion
 from disttrain_operator.decide.phase_clocks import idle_stall_of, together
 from disttrain_operator.decide.reading import is_unready
@@ -77,7 +78,8 @@ class GangStacks:
                 return None
             # Where all that answer wait, it is for those of a pod that does not.
             all_ranks = {**absent, **stacks} if wait_for_others(stacks) else stacks
-            return replace(stall, stack=main_stack(stacks[stall.rank]), blame=blame(all_ranks))
+            stack, recorded = main_stack(stacks[stall.rank]), where_groups_are(stacks)
+            return replace(stall, stack=stack, blame=blame(all_ranks), recorded=recorded)
 
         return await self._in_stacks(gang, ask, located)
 

@@ -143,6 +143,16 @@ def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.stacks"
 
 
+def collectives_file(folder: Path, rank: int) -> Path:
+    """The file into which a rank writes its last collective calls when it is asked. folder: of the reports."""
+    return folder / f"rank-{rank}.collectives"
+
+
+def collectives_pipe(folder: Path, rank: int) -> Path:
+    """The pipe through which a rank is asked for its last collective calls. folder: of the reports."""
+    return folder / f"rank-{rank}.collectives-asked"
+
+
 def meeting_file(folder: Path) -> Path:
     """The file through which ranks of this pod meet that are a world of their own. folder: of the reports."""
     return folder / "meeting"

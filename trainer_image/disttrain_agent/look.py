@@ -2,22 +2,27 @@
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
 from disttrain_agent.checkpoint_request import request_checkpoint
+from disttrain_agent.collectives import answered_collectives, ask_for_collectives
 from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.reports import Reports, figures_of
 from disttrain_agent.step_clock import StepClock
+from disttrain_api.flight_recorder import Collective
 from disttrain_api.names import STACKS_SIGNAL
 from disttrain_api.report import MAX_AWAITED, AgentStatus, Figures, RankStatus, RestartsInPlace
-from disttrain_api.stacks import STOPPED, main_thread
+from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES, STOPPED, main_thread, with_collectives, without_collectives
 
 MAX_STACKS_BYTES = 256 * 1024
 _STACKS_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
+_PAUSES_FOR_COLLECTIVES = 10
+"""Beyond what it takes a rank to write its stacks: it may not come to run any Python."""
 _NOT_ASKED = "it cannot be asked: it is starting, or neither the trainer nor a program that reports"
 
 
@@ -122,7 +127,10 @@ class Look:
             unknown = {str(process.rank): _NOT_ASKED for process in self._processes.ranks}
             found = await asyncio.gather(*(self._stacks(process) for process in ranks))
             texts = (main_thread(text, len(ranks)) for text in found) if main else found
-            return unknown | {str(process.rank): text for process, text in zip(ranks, texts, strict=True)}
+            stacks = unknown | {str(process.rank): text for process, text in zip(ranks, texts, strict=True)}
+            # Nothing is read of a longer answer.
+            fits = not main or len(json.dumps({"stacks": stacks})) <= MAX_STACKS_ANSWER_BYTES
+            return stacks if fits else without_collectives(stacks)
 
     def ask_for_checkpoint(self) -> bool:
         """Ask the ranks for a checkpoint; False where none of them would write one."""
@@ -148,6 +156,7 @@ class Look:
             return _NOT_ASKED
         if self._is_stopped(process.pid):
             return STOPPED
+        asked = ask_for_collectives(process.rank, self._pod.report_dir)
         try:
             os.truncate(path, 0)
             self._send(process.pid, STACKS_SIGNAL)
@@ -157,7 +166,18 @@ class Look:
         # A signal stops a process when that is given a processor next: maybe not before it was asked.
         if self._is_stopped(process.pid):
             return STOPPED
-        return found or "it does not answer: it is stopped, or the disk is full"
+        if not found:
+            return "it does not answer: it is stopped, or the disk is full"
+        return with_collectives(found, await self._collectives(process)) if asked else found
+
+    async def _collectives(self, process: Rank) -> list[Collective]:
+        """The last collective calls of a rank that was asked for them; none where it does not answer soon."""
+        for left in reversed(range(_PAUSES_FOR_COLLECTIVES)):
+            found = answered_collectives(process.rank, self._pod.report_dir)
+            if found is not None or not process.alive or not left:
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return found or []
 
     def _rank(self, process: Rank) -> RankStatus:
         rank = process.rank

@@ -1,10 +1,14 @@
-"""A rank that is asked for its stacks, by a signal, writes those of all its threads into a file."""
+"""A rank that is asked for its stacks, by a signal, writes those of all its threads into a file.
+
+For its last collective calls it is asked apart: those take Python, which may not run.
+"""
 
 import faulthandler
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from disttrain_agent.collectives import answer_for_collectives
 from disttrain_api.names import STACKS_SIGNAL
 
 
@@ -25,6 +29,7 @@ def answer_for_stacks(rank: int, folder: Path | None) -> None:
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
         part.rename(folder / f"rank-{rank}.stacks")
         _kept.append(file)
+        answer_for_collectives(rank, folder)
 
 
 _kept: list[object] = []

@@ -8,6 +8,7 @@ from disttrain.logs.pick import parse_ranks
 from disttrain.output import print_stderr, show
 from disttrain.stacks.of_cluster import Stacks
 from disttrain.terminal import plain, plain_lines
+from disttrain_operator.decide.collectives import where_groups_are
 from disttrain_operator.decide.stacks import blame_of, main_stack
 
 _SHOWN = 2**18
@@ -40,3 +41,5 @@ def _show_lines(learned: Stacks) -> None:
     blame = blame_of(stacks, whole=learned.whole, together=learned.together)
     if blame is not None and len(stacks) > 1:
         show(plain(blame.why) if blame.rank is None else f"rank {blame.rank} {plain(blame.why)}")
+    if recorded := where_groups_are(stacks):
+        show(plain(recorded))

@@ -111,7 +111,8 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     return Verdict(
         reason=cause.reason,
         message=f"{blamed}rank {stall.rank} ({place_of(first)}) {_does(stall)}"
-        f" (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}",
+        f" (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}"
+        + (f"; {stall.recorded}" if stall.recorded else ""),
         class_=cause.class_,
         action=matched.action,
         rule=matched.rule,

@@ -39,6 +39,8 @@ class Stall:
     """Where the rank is: the calls of its main thread, the innermost first."""
     blame: Blame | None = None
     """None: no rank does something else than the others, or nobody knows."""
+    recorded: str = ""
+    """Where the groups of ranks are in their collective calls; "" where nobody knows, or none waits."""
     phase: RankPhase = RankPhase.TRAINING
     """What the rank does."""
     limit_seconds: float | None = None

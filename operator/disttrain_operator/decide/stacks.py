@@ -11,15 +11,17 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.spec import JobSpec
 from disttrain_api.stacks import MAX_STACK_BYTES, STOPPED, main_thread
+from disttrain_operator.decide.collectives import behind
 from disttrain_operator.decide.live import Blame
+from disttrain_operator.decide.rank_names import ranks_in_words
 
 _MAX_LINE_BYTES = 1200
 _CALLS_OF_OTHERS = 3
 """Shown of a rank that waits: the rest is alike on all of them."""
 _MOST_CALLS = 8
 """Shown of ranks that wait in different calls, where the innermost are alike."""
-_MOST_GROUPS, _MOST_RANKS = 4, 8
-"""Groups of ranks in the same calls that a sentence has, and ranks of each."""
+_MOST_GROUPS = 4
+"""Groups of ranks in the same calls that a sentence has."""
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 _WAITS = re.compile(r"/torch/(distributed/(?!checkpoint/)|autograd/graph\.py|nn/parallel/distributed\.py)|"
                     r"/disttrain_(trainer|session)/(?!data/|checkpoint/|runtime/files\.py)")  # fmt: skip
@@ -62,6 +64,9 @@ def blame_of(stacks: Mapping[int, str], *, whole: bool = True, together: bool = 
     """Return the lowest rank that is stopped, else one that does not answer, else one that computes where others wait
     for it, else those that wait somewhere else than most of the others.
 
+    Where they say nothing for certain, return the lowest rank that is behind the others in the calls of a group of all
+    ranks, by torch's flight recorder.
+
     Where no such rank is to be known, return where the ranks are if that is more than one place, or if all of them read
     data; else None.
 
@@ -80,12 +85,32 @@ def blame_of(stacks: Mapping[int, str], *, whole: bool = True, together: bool = 
     busy = {rank: found for rank, found in answer.items() if rank not in waiting}
     if busy and waiting:
         first, *more = busy
-        also = f", {_ranks(more)} {'computes or reads' if len(more) == 1 else 'compute or read'} too" if more else ""
+        also = (
+            f", {ranks_in_words(more)} {'computes or reads' if len(more) == 1 else 'compute or read'} too"
+            if more
+            else ""
+        )
         return Blame(first, f"is in {main_stack(stacks[first])}{also}, and {_others(waiting, stacks)}", awaited=True)
     if busy:
         read = whole and all(any(_READS.search(call.path) for call in found) for found in busy.values())
         return Blame(None, f"all ranks wait for data, {_where(_alike(busy), ' is in', stacks)}") if read else None
-    return _of_waiting(waiting, stacks, whole=whole, together=together or len(waiting) == 2)
+    found = _of_waiting(waiting, stacks, whole=whole, together=together or len(waiting) == 2)
+    uncertain = whole and (found is None or (found.rank is None and not found.certain))
+    return (_of_recorder(waiting, stacks) or found) if uncertain else found
+
+
+def _of_recorder(waiting: Mapping[int, list[_Call]], stacks: Mapping[int, str]) -> Blame | None:
+    """The rank that has not begun what the others wait in. Not certain: it may be about to."""
+    if any(_is_point_to_point(calls) for calls in waiting.values()) or (late := behind(stacks)) is None:
+        return None
+    first, *same = late.ranks
+    also = f", nor have {ranks_in_words(same)}" if len(same) > 1 else f", nor has rank {same[0]}" if same else ""
+    wait = f"{ranks_in_words(late.others)} {'waits' if len(late.others) == 1 else 'wait'}"
+    return Blame(
+        first,
+        f"has not begun {late.call.what} in {late.call.of}{also}, and {wait} in it: it is in"
+        f" {main_stack(stacks[first])}",
+    )
 
 
 def _of_waiting(
@@ -101,7 +126,7 @@ def _of_waiting(
     if together and 2 * len(most) > len(waiting) and (whole or len(most) == len(waiting) - 1):
         astray = [group for group in groups if group is not most]
         first, *same = astray[0]
-        also = f", as {_ranks(same)}" if same else ""
+        also = f", as {ranks_in_words(same)}" if same else ""
         also += f", {_where(astray[1:], ' is in', stacks)}" if len(astray) > 1 else ""
         others = {rank: waiting[rank] for rank in most}
         certain = all(_IN_COLLECTIVE.search(found[0].path) for found in waiting.values())
@@ -137,20 +162,11 @@ def _where(groups: list[list[int]], verb: str, stacks: Mapping[int, str]) -> str
         # The innermost call of one that computes its gradient may be no waiting.
         does = " is in" if _BACKWARD.search(found[0].path) else verb
         does = does if len(group) == 1 else {" is in": " are in", " waits in": " wait in"}[does]
-        sentences.append(f"{_ranks(group)}{does} {_one_line('', found[:depth])}")
+        sentences.append(f"{ranks_in_words(group)}{does} {_one_line('', found[:depth])}")
     left = sum(len(group) for group in groups[_MOST_GROUPS:])
     if left:
         sentences.append(f"{left} more elsewhere")
     return f"{', '.join(sentences[:-1])}, and {sentences[-1]}" if len(sentences) > 1 else sentences[0]
-
-
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks[:_MOST_RANKS]]
-    more = len(ranks) - len(shown)
-    last = f"{more} more" if more else shown.pop()
-    return f"ranks {', '.join(shown)} and {last}"
 
 
 def wait_for_others(stacks: Mapping[int, str]) -> bool:

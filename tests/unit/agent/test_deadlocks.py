@@ -1,6 +1,7 @@
 """Real ranks that wait for each other, or for their data: what is said of them by the stacks that their agent gives."""
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,7 @@ from .test_http_api import JOB_TOKEN, a_port, ask
 
 RANK = f"""
 sys.path[:0] = [str(pathlib.Path({str(REPOSITORY)!r}) / name) for name in ("api", "trainer_image")]
-import socket
+import queue, socket
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 from disttrain_agent.stacks import answer_for_stacks
@@ -42,10 +43,18 @@ def share_score():
 def read():
     next(iter(DataLoader(Remote())))
 
+def take_step():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    result = model(torch.ones(1, 1))
+    if rank == 1:
+        # Waits in C code: no call of Python's is seen.
+        result.register_hook(queue.SimpleQueue().get)
+    result.sum().backward()
+
 dist.barrier()
 ready()
 """
-FUNCTIONS = ("sum_gradients", "share_score", "read")
+FUNCTIONS = ("sum_gradients", "share_score", "read", "take_step")
 Deadlocked = Callable[[int, str], Blame | None]
 
 
@@ -101,3 +110,15 @@ def test_ranks_whose_data_do_not_come_are_said_to_wait_for_data(deadlocked: Dead
     assert found is not None
     assert (found.rank, found.certain) == (None, False)
     assert found.why.startswith("all ranks wait for data, ranks 0 and 1 are in __getitem__ (rank.py:")
+
+
+def test_the_rank_that_has_not_begun_the_call_of_the_others_is_named_by_the_recorder(deadlocked: Deadlocked) -> None:
+    """Both are in their backward passes, one without an end and one in DDP's sum: the stacks alone say nothing."""
+    found = deadlocked(2, "take_step()")
+    assert found is not None
+    assert (found.rank, found.certain, found.awaited) == (1, False, False)
+    assert re.match(
+        r"has not begun call \d+: gloo:all_reduce of 2 in group 0 \(default_pg\), and rank 0 waits in it: it is in"
+        r" _engine_run_backward ",
+        found.why,
+    ), found.why

@@ -1,18 +1,24 @@
 """What is said of a rank that is asked for its stacks, by what the kernel says of its process, in a time of its own."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from disttrain_agent.environment import PodEnvironment, stacks_file
+from disttrain_agent.collectives import answered_collectives, ask_for_collectives
+from disttrain_agent.environment import PodEnvironment, collectives_file, collectives_pipe, stacks_file
 from disttrain_agent.look import Look
 from disttrain_agent.output import RankOutput
 from disttrain_agent.reports import Reports
+from disttrain_api.flight_recorder import Collective, lines_of
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.stacks import STOPPED
+from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES, STOPPED
 from tests.unit.operator.clocked_loop import JumpingLoop
+from tests.waiting import until
 
 TEXT = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in f\n'
 SILENT = "it does not answer: it is stopped, or the disk is full"
@@ -60,13 +66,13 @@ def after(seconds: float, what: Callable[..., object], *arguments: object) -> No
     asyncio.get_running_loop().call_later(seconds, what, *arguments)
 
 
-def said(pod: Pod) -> tuple[str, float]:
+def said(pod: Pod, *, main: bool = False) -> tuple[str, float]:
     """What the agent says of the rank, and the seconds until it does."""
 
     loop = JumpingLoop()
     began = loop.now
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        found = runner.run(pod.look.stacks())
+        found = runner.run(pod.look.stacks(main=main))
     return found["0"], round(loop.now - began, 2)
 
 
@@ -103,3 +109,86 @@ def test_a_rank_that_ends_is_not_waited_for(pod: Pod) -> None:
     pod.asked = lambda: after(0.07, pod.end)
     assert said(pod) == (SILENT, 0.1)
     assert said(pod) == ("it has ended", 0.0)
+
+
+CALLS = lines_of([Collective("0", "", 4, "gloo:all_reduce", "8", pending=True)])
+
+
+@pytest.fixture
+def recorder(pod: Pod) -> Iterator[Path]:
+    """The file of a rank that can be asked for its collective calls, too, and answers for its stacks at once."""
+    folder = pod.file.parent
+    os.mkfifo(collectives_pipe(folder, pod.rank))
+    pipe = os.open(collectives_pipe(folder, pod.rank), os.O_RDWR)
+    pod.asked = lambda: pod.write(TEXT)
+    yield collectives_file(folder, pod.rank)
+    os.close(pipe)
+
+
+def test_the_last_collective_calls_stand_below_the_stacks(pod: Pod, recorder: Path) -> None:
+    recorder.write_text("of a former question")
+    pod.asked = lambda: (pod.write(TEXT), after(0.2, recorder.write_text, f"{CALLS}\n  odd\n"))
+    for main in (False, True):
+        assert said(pod, main=main) == (f"{TEXT.rstrip()}\n\n{CALLS}", 0.2)
+
+
+def test_a_rank_that_runs_no_python_gives_its_stacks_alone(pod: Pod, recorder: Path) -> None:
+    recorder.write_text(CALLS)
+    assert said(pod) == (TEXT, 0.55), "a former answer is not taken for one"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")], ids=range(3))
+def test_whatever_a_rank_puts_in_the_place_of_its_calls_holds_nobody_up(
+    pod: Pod, recorder: Path, make: Callable[[Path], object]
+) -> None:
+    pod.asked = lambda: (pod.write(TEXT), make(recorder))
+    text, seconds = said(pod)
+    assert text == TEXT
+    assert seconds < 1
+
+
+def test_collective_calls_give_way_where_the_answer_would_not_be_read(
+    pod: Pod, recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.asked = lambda: (pod.write(TEXT), recorder.write_text(CALLS))
+    monkeypatch.setattr("disttrain_agent.look.MAX_STACKS_ANSWER_BYTES", 150)
+    assert len(TEXT) < 150 < len(TEXT + CALLS) < MAX_STACKS_ANSWER_BYTES
+    assert (said(pod, main=True)[0], said(pod)[0]) == (TEXT.rstrip(), f"{TEXT.rstrip()}\n\n{CALLS}")
+
+
+_RANK = """
+import json, sys, types
+from pathlib import Path
+from disttrain_agent.collectives import answer_for_collectives
+
+def fails():
+    raise RuntimeError
+
+entry = {"collective_seq_id": 3, "is_p2p": False, "input_sizes": [], "process_group": ["0", ""], "retired": False}
+entry |= {"profiling_name": "nccl:barrier", "state": "started"}
+modules = [
+    types.SimpleNamespace(),
+    types.SimpleNamespace(_dump_fr_trace_json=fails, _dump_nccl_trace_json=lambda: json.dumps({"entries": [entry]})),
+]
+answer_for_collectives(2, Path(sys.argv[1]))
+for module in (None, *modules):
+    sys.modules["torch._C._distributed_c10d"] = module
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_rank_answers_by_what_its_torch_has(tmp_path: Path) -> None:
+    """Without torch, with a version that has no recorder, and where one of two recorders fails."""
+    rank = [sys.executable, "-c", _RANK, str(tmp_path)]
+    said = []
+    with subprocess.Popen(rank, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        for _ in range(3):
+            assert process.stdout.readline() == b"ready\n"
+            assert ask_for_collectives(2, tmp_path)
+            until(lambda: answered_collectives(2, tmp_path) is not None, lambda: "it answers")
+            said.append(answered_collectives(2, tmp_path))
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+    assert said == [[], [], [Collective("0", "", 3, "nccl:barrier", "", pending=True)]]
+    assert not ask_for_collectives(2, tmp_path), "nobody is there"

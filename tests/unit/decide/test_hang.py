@@ -177,6 +177,15 @@ def test_ranks_that_wait_for_each_other_are_the_message_and_nobody_is_the_verdic
     assert STALL.stack not in verdict.message
 
 
+def test_the_verdict_ends_with_where_the_groups_are_in_their_calls() -> None:
+    stall = replace(STALL, recorded="by torch's flight recorder in group 0 rank 0 waits in call 4")
+    decision = decide_hung(a_running_world(runPolicy=LIMIT), stall=stall)
+    assert decision.status is not None
+    verdict = decision.status.attempts[0].verdict
+    assert verdict is not None
+    assert verdict.message.endswith(f"; it is in {STALL.stack}; {stall.recorded}")
+
+
 def test_a_rank_that_no_pod_of_the_job_has_is_not_blamed() -> None:
     decision = decide_hung(a_running_world(runPolicy=LIMIT), stall=replace(STALL, blame=Blame(9, "is hostile")))
     assert decision.status is not None

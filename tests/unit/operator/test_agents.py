@@ -7,8 +7,10 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
+from disttrain_api.flight_recorder import Collective
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_REQUEST, CONTAINER
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
+from disttrain_api.stacks import with_collectives
 from disttrain_operator.agent_client import Agent, agent_of
 from disttrain_operator.agents import TOGETHER_SECONDS, Agents, Turns
 from disttrain_operator.decide.live import Blame
@@ -187,6 +189,27 @@ async def test_the_stacks_of_all_pods_tell_which_rank_holds_up_the_others() -> N
     live = await fleet.round()
     assert sorted(asked) == [0, 1, 2]
     assert live.stall.blame == Blame(1, "does not answer, and rank 0 waits in all_reduce (b.py:3)", awaited=True)
+
+
+async def test_a_hang_says_where_the_ranks_are_in_the_collective_calls_of_their_groups() -> None:
+    fleet = Fleet(a_pod(2), a_pod(2, 1), runPolicy={"progressDeadlineSeconds": 100})
+    waits = json.loads(STACKS)["stacks"]["0"].replace("/a/", "/torch/distributed/")
+
+    def stacks(agent: Agent) -> bytes:
+        call = Collective("0", "", 4 - agent.index, "gloo:all_reduce", "8", pending=agent.index == 0)
+        return json.dumps({"stacks": {str(agent.index): with_collectives(waits, [call])}}).encode()
+
+    answer = a_silent_answer(101).replace(b'"attempt": 1', b'"attempt": 2')
+    fleet.answers, fleet.stacks = lambda agent: answer, stacks
+    live = await fleet.round()
+    assert live.stall.recorded == (
+        "by torch's flight recorder in group 0 rank 0 waits in call 4: gloo:all_reduce of 8, rank 1 has done call 3:"
+        " gloo:all_reduce of 8"
+    )
+    assert live.stall.blame.rank == 1
+    assert live.stall.blame.why.startswith(
+        "has not begun call 4: gloo:all_reduce of 8 in group 0, and rank 0 waits in it"
+    )
 
 
 @pytest.mark.parametrize("stacks", [refuses, lambda agent: b"{}", lambda agent: b'{"stacks": {"1": "x"}}'])
