@@ -317,3 +317,15 @@ def test_a_member_passes_on_the_former_restarts_that_its_leader_has_sent() -> No
     member.orders.clear()
     member.connected()
     assert [(order.kind, order.generation, order.history) for order in member.orders] == [(Kind.JOINS, 1, history)]
+
+
+def test_another_leader_that_hears_of_an_older_generation_later_starts_the_one_after_the_newest() -> None:
+    leader = another()
+    assert leader.joins(1, 2, 100.0, history=History(since_checkpoint=2))
+    assert leader.joins(2, 1, 100.0, history=History(since_checkpoint=1))
+    leader.ended(1, 2, killed(), 101.0)
+    leader.ended(2, 1, killed(2), 101.0)
+    leader.tick(101.0)
+    assert orders(leader) == [(Kind.START, 3)]
+    assert leader.restart is not None
+    assert leader.restart.count == 3

@@ -212,3 +212,9 @@ async def test_a_replacement_that_nobody_orders_to_start_ends_in_time_without_ha
 
 def test_the_operator_gives_up_before_the_agents_do() -> None:
     assert Timing().gang < REPLACEMENT_SECONDS < Timing().replacement
+
+
+def test_a_pod_that_others_have_started_takes_no_part() -> None:
+    leader = a_leader()
+    assert not leader.joins(2, 1, 300.0, replacement=1), "nobody here has had a start"
+    assert leader.due is None
