@@ -3,10 +3,10 @@
 The status is written first, always: attempt and restart count stand there before a pod of the old gang is deleted or
 one of the new gang is created, so a process that dies between any two requests is continued, not repeated. The write
 carries the resourceVersion that the decision was made from. A stale write is answered with 409; then nothing is
-executed, and the job is read and reconciled again. A job whose newest version cannot be read is left as it is, with its
-pods, until it can be: the known version is out of date. A job about which there is nothing to do costs no request,
-and a write of figures alone no second decision.
-One of which the API server takes no status, for its size or its values, is left alone longer and longer, with an Event.
+executed, and the job is read and reconciled again, after its pods where its status is another one. A job whose newest
+version cannot be read is left as it is, with its pods, until it can be: the known version is out of date. A job about
+which there is nothing to do costs no request, and a write of figures alone no second decision. One of which the API
+server takes no status, for its size or its values, is left alone longer and longer, with an Event.
 
 Where many jobs of a namespace wait for its quota, one that comes is asked about first, by a pod that is not made: if it
 would be refused, that is in the first status, and neither Service nor Secret is made for it. Until its turn comes it is
@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from disttrain_api.bounds import cut
-from disttrain_api.names import API_VERSION, KIND, Reason
+from disttrain_api.names import API_VERSION, KIND, Label, Reason
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import CreateSupport, Decision, Event
@@ -34,6 +34,7 @@ from disttrain_operator.decide.observed import Job, Observed, in_words
 from disttrain_operator.events import post_event
 from disttrain_operator.execute import Executor
 from disttrain_operator.kept_job import read
+from disttrain_operator.kube.again import take_in
 from disttrain_operator.kube.cache import Raw, version_of
 from disttrain_operator.kube.client import Client
 from disttrain_operator.kube.errors import (
@@ -52,7 +53,7 @@ from disttrain_operator.news import figures_alone, same_meaning
 from disttrain_operator.queue import WorkQueue
 from disttrain_operator.refused import Refused
 from disttrain_operator.resting import Resting
-from disttrain_operator.snapshot import NO_SOURCES, Basis, Key, Sources, World, job_collection
+from disttrain_operator.snapshot import NO_SOURCES, Basis, Key, Sources, World, core_collection, job_collection
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,8 @@ class Reconciler:
         self._reading = Slots(1)
         self._reported_refusals: dict[str, int] = {}
         """Uid of a job whose status was refused -> generation of which that was reported."""
+        self._outdated: dict[str, JobStatus] = {}
+        """Uid of a job that somebody else had written before its status was -> the status that was known of it."""
 
     async def work(self) -> None:
         """One worker. Never returns, whatever a job does to it."""
@@ -172,6 +175,7 @@ class Reconciler:
             self._queue.add(key, min(rest, MAX_REQUEUE_SECONDS))
             return
         reading = await self._read_ahead(key)
+        await self._see_new_pods(key)
         if not self._active():
             return
         decided = self._decide_now(key, reading)
@@ -187,6 +191,7 @@ class Reconciler:
         if decided.news is not None:
             version = await self._write_status(job, decided.news, quietly=decided.is_final)
             if version is None:
+                self._outdated[key.uid] = job.status
                 await self._read_again(key)
                 return
             logger.info("%s: %s: %s", key, decision.reason, decision.message)
@@ -214,6 +219,14 @@ class Reconciler:
         if decision.requeue_at is not None:
             delay = (decision.requeue_at - self._now()).total_seconds()
             self._queue.add(key, min(max(delay, 0.0), MAX_REQUEUE_SECONDS))
+
+    async def _see_new_pods(self, key: Key) -> None:
+        """List the job's pods where another replica has written its status: those that it has made would look lost."""
+        former = self._outdated.get(key.uid)
+        if former is not None and (job := self._world.job(key.uid)) is not None and job.status != former:
+            path, selector = core_collection("pods", key.namespace), f"{Label.JOB_UID}={key.uid}"
+            await take_in(self._client, self._world.pods, path, selector)
+        self._outdated.pop(key.uid, None)
 
     def _decide_now(self, key: Key, seconds: float) -> "_Decided | None":
         """Decide from what is known now; None where the job is gone. `seconds` were spent for it before."""

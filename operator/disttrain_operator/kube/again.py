@@ -28,6 +28,16 @@ class Collection(NamedTuple):
     selector: str | None = None
 
 
+async def take_in(client: Client, cache: Cache, path: str, selector: str | None = None) -> None:
+    """Observe all that there is now; what the list lacks stays known. Raises a KubeError if it cannot be listed."""
+    query: Query = {"labelSelector": selector} if selector else {}
+    async for page in list_pages(client, path, query, trim=cache.trimmed, unread=cache.unread):
+        for raw in page.objects:
+            cache.observe(raw)
+        for missing in page.unreadable:
+            cache.skip(missing)
+
+
 class Again:
     """Run it as a task."""
 
@@ -56,17 +66,10 @@ class Again:
         self._turn = [one for one in self._turn if one in found and one != (number, namespace)]
         self._turn.append((number, namespace))
         cache, path_of, selector = self._collections[number]
-        query: Query = {"labelSelector": selector} if selector else {}
         logger.info("%s: listing it again: there is room for what was left out", path_of(namespace))
         since = cache.marks_so_far()
         try:
-            async for page in list_pages(
-                self._client, path_of(namespace), query, trim=cache.trimmed, unread=cache.unread
-            ):
-                for raw in page.objects:
-                    cache.observe(raw)
-                for missing in page.unreadable:
-                    cache.skip(missing)
+            await take_in(self._client, cache, path_of(namespace), selector)
             cache.end_again(namespace, since)
         except KubeError as error:
             logger.info("%s: %s", path_of(namespace), error)

@@ -3,6 +3,7 @@
 import types
 from collections import deque
 from collections.abc import Coroutine, Generator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -63,8 +64,8 @@ class Replica(Operator):
     def arrives(self) -> None:
         """Its next request arrives. A status that is out of date is refused, and nothing after it is sent.
 
-        A replica that leads has seen the pods that the one before has made (leadership.py), and one that does not
-        writes nothing more after it has read the job again.
+        A replica that leads has seen the pods that the one before has made (leadership.py), and one whose status is
+        refused sees them before it decides again (reconcile.py).
         """
         request = self.requests.popleft()
         if not isinstance(request, tuple):
@@ -74,7 +75,8 @@ class Replica(Operator):
         written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if not self.server.write_status(written, job.resource_version):
             self.requests.clear()
-            self.deliver(1000)
+            for raw in list(self.server.pods.values()):
+                self.pods.observe(deepcopy(raw))
         self.read_job()
 
     def sees_all(self) -> None:
