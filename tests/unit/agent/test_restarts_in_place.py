@@ -1,6 +1,9 @@
 """The agent starts its ranks again in the pod: all of them, after all have ended, and it says so."""
 
+import contextlib
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 
@@ -8,8 +11,10 @@ import pytest
 
 from disttrain_api.names import Env, ExitCode
 from disttrain_api.report import RestartsInPlace
+from tests.waiting import GENEROUS
 
 from .conftest import PRELUDE, Pod, read_json
+from .test_http_api import JOB_TOKEN, a_port, status_of_when_let_in
 
 Pods = Callable[..., Pod]
 
@@ -197,3 +202,22 @@ def test_limits_that_no_operator_gives_are_named(pods: Pods, name: str, text: st
     pod = in_place(pods, ranks=1, **{name: text})
     assert pod.run("pass") == ExitCode.INVALID_CONFIGURATION
     assert name in (pod.failure.message or "")
+
+
+def test_a_flood_at_the_agents_port_keeps_no_rank_from_starting_again(pods: Pods) -> None:
+    port = a_port()
+    pod = in_place(pods, **{Env.AGENT_PORT: str(port), Env.JOB_UID: "uid-1", Env.ATTEMPT: "3"})
+    (pod.folder / "token").write_text(JOB_TOKEN)
+    waits = "ready()\nwhile number == 1 or not (folder / 'on').exists():\n    time.sleep(0.01)\n"
+    pod.start(LIVES + waits + FINISH).until_ready()
+    pod.until(lambda: sum(bool(path.read_text()) for path in pod.folder.glob("life-1.*")) == 2, "both ranks run")
+    with contextlib.ExitStack() as flood:
+        for _ in range(300):
+            flood.enter_context(socket.create_connection(("127.0.0.1", port), GENEROUS))
+        os.kill(int((pod.folder / "life-1.1").read_text()), signal.SIGKILL)
+        pod.until(lambda: len(list(pod.folder.glob("life-2.*"))) == 2, "both ranks start again")
+    status = status_of_when_let_in(pod)
+    assert (status.generation, status.refused["connections"] > 100) == (1, True)
+    (pod.folder / "on").touch()
+    assert pod.wait() == 0, pod.log
+    assert restarts(pod).count == 1
