@@ -205,6 +205,7 @@ def test_a_loader_that_is_late_is_no_hang_and_data_that_are_slow_are_said_to_be(
     uids = run.uids
     (second,) = [name for name in uids if "-worker-1-" in name]
     kubectl.wait_for_log(second, r"rank 1 waits 30 s for a sample", job="late")
+    kubectl.wait_for("{.status.checkpoint.step}", "late")
     kept = kubectl.status("late")["checkpoint"]["step"]
     kubectl.until(lambda: kubectl.status("late")["checkpoint"]["step"] >= kept + 80, "it goes on", job="late")
     nothing_has_happened(kubectl, run, "late", uids)
