@@ -19,6 +19,7 @@ from disttrain_api.builtin import config_problems
 from disttrain_api.choices import choices_problems
 from disttrain_api.cut_sizes import cut_problems
 from disttrain_api.document_mask import document_mask_problems
+from disttrain_api.iterated import iterated_problems
 from disttrain_api.moved import with_successor
 from disttrain_api.names import GENERATED_LENGTH
 from disttrain_api.pod_template import claim_template_schema, pod_template_schema, trainer_schema
@@ -201,6 +202,8 @@ def _config_problems(spec: JobSpec, found: Iterable[Violation]) -> list[Violatio
     if not _is_in_doubt(_PARALLELISM, found):
         problems += cut_problems(spec.training, spec.parallelism)
         problems += document_mask_problems(spec.training, spec.parallelism)
+        if not _is_in_doubt(_WORKERS, found):
+            problems += iterated_problems(spec)
     return [
         Violation(("spec", *(int(part) if _INDEX.fullmatch(part) else part for part in path.split("."))), message)
         for path, message in problems
