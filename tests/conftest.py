@@ -17,7 +17,9 @@ default_signals()
 
 # How long a case takes is the machine's affair.
 hypothesis.settings.register_profile("complete", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("gate", deadline=None, print_blob=True, derandomize=True, database=None)
+hypothesis.settings.register_profile(
+    "gate", deadline=None, print_blob=True, derandomize=True, database=None, max_examples=suites.examples(100)
+)
 hypothesis.settings.load_profile("gate" if suites.GATE else "complete")
 
 HERE = Path(__file__).parent

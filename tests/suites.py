@@ -13,6 +13,12 @@ from functools import cache
 GATE = os.environ.get("DISTTRAIN_TESTS") == "gate"
 """Whether these tests are the gate's: limits are short, seeds are fixed, and only its tests run."""
 
+
+def examples(complete: int) -> int:
+    """How many examples a property has: the gate has a third, the same each time."""
+    return complete // 3 if GATE else complete
+
+
 MORE_RANKS = "two ranks show it"
 LEARNS = "a figure of learning: longer, and another one on another machine"
 PROCESSES = "many processes that are killed or waited for; the gate has one of each kind"
@@ -126,6 +132,25 @@ ONLY_IN_COMPLETE = {
     r"integration/test_operator_faults\.py::test_an_operator_that_is_killed_during": PROCESSES,
     r"local/test_training\.py::test_ctrl_c_suspends": PROCESSES,
     r"local/test_own_commands\.py::test_a_failing_program": PROCESSES,
+    r"agent/test_gang_agents\.py::test_no_pod_starts_again_before": PROCESSES,
+    r"agent/test_trainer_ends\.py.*\[sys\.exit, one pod": PROCESSES,
+    r"agent/test_resolve\.py.*\[0-95": "waits five seconds for a name",
+    r"agent/test_agent\.py::test_peers_that_do_not_stop": PROCESSES,
+    r"agent/test_own_programs_in_place\.py::test_(a_pod_in_place|no_launcher)": PROCESSES,
+    r"agent/test_gang_lost_pods\.py::test_(a_pod_whose_place|a_pod_in_place|worker_0s_pod|a_pod_that_waits)": PROCESSES,
+    r"operator/test_settings\.py::test_an_informer_that_is_answered": LONG,
+    r"session/test_agent\.py::test_the_agent_of_a_program_that_is_killed": PROCESSES,
+    r"dashboard/test_in_cluster\.py::test_half_requests": PROCESSES,
+    r"integration/test_undecodable\.py::test_a_job_that_cannot_be_read": LONG,
+    r"integration/test_submit\.py::test_wait_outlives": PROCESSES,
+    r"integration/test_queue_label\.py": LONG,
+    r"trainer/test_activations\.py::test_running_statistics": LONG,
+    r"trainer/test_callbacks\.py::test_ranks_are_called_alike": MORE_RANKS,
+    r"trainer/test_(document_mask|packing)\.py::test_a_layout_equals": "lines and chats show two of them",
+    r"trainer/test_(chunked_loss_layouts|sync_batch_norm|transformers_expert_files)\.py": LONG,
+    r"trainer/test_samples\.py::test_every_layout": LONG,
+    r"trainer/test_layouts\.py.*\[(dp2 x|pp2 x [fc]|cp2 x|cp4)": MORE_RANKS,
+    r"trainer/test_resume\.py.*(extra state\]|noise|dropout)": LONG,
 }
 """By expression, why."""
 

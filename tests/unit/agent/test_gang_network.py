@@ -11,6 +11,7 @@ from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import Kind, Message, PodFailure
 from disttrain_agent.restart import Limits
 from disttrain_api.names import ExitCode, Reason
+from tests.suites import examples
 
 from .test_gang_decisions import LONGEST, PATIENCE, WINDOW, exited, killed
 
@@ -264,4 +265,4 @@ class Network(RuleBasedStateMachine):
 
 
 TestNetwork = Network.TestCase
-TestNetwork.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestNetwork.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

@@ -15,6 +15,7 @@ from disttrain_api.crd import openapi_schema
 from disttrain_api.moved import CARRIED, MOVED, RESHAPED, carried_over
 from disttrain_api.validate import problems, read_job, read_spec
 from tests.builders import a_claim_template, a_manifest, merge
+from tests.suites import examples
 
 GOOD = """\
 apiVersion: disttrain.io/v1alpha1
@@ -266,7 +267,7 @@ FULL = a_manifest(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(values_of(FULL)), anything)
 def test_nothing_in_place_of_anything_ends_in_a_traceback(path: tuple[Any, ...], value: Any) -> None:
     def replaced(tree: Any, rest: tuple[Any, ...]) -> Any:

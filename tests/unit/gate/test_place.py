@@ -11,6 +11,7 @@ from disttrain_operator.gate.fit import PODS, Needs, NodeFacts, Requirement, Tai
 from disttrain_operator.gate.place import Member, Together, by_counting, fits, place
 from disttrain_operator.gate.room import Room
 from disttrain_operator.gate.why import why_not
+from tests.suites import examples
 
 GPU = "nvidia.com/gpu"
 ZONE = "zone"
@@ -93,7 +94,7 @@ some_needs = st.builds(
 topologies = st.sampled_from([None, Together(ZONE, True), Together(ZONE, False)])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=5), topologies, st.data())
 def test_what_is_placed_fits_and_what_does_not_leaves_the_room_as_it_was(nodes, wanted, together, data):
     groups = data.draw(st.lists(st.sampled_from([None, 0, 1]), min_size=len(wanted), max_size=len(wanted)))
@@ -111,7 +112,7 @@ def test_what_is_placed_fits_and_what_does_not_leaves_the_room_as_it_was(nodes, 
         assert is_sound(placed, pods, nodes, together)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(some_nodes, some_needs, st.integers(1, 4), st.integers(1, 3), topologies)
 def test_equal_pods_in_equal_groups_are_placed_whenever_they_can_be(nodes, wanted, count, size, together):
     count -= count % size
@@ -119,7 +120,7 @@ def test_equal_pods_in_equal_groups_are_placed_whenever_they_can_be(nodes, wante
     assert (place(pods, Room(nodes), together) is not None) == exhaustive(pods, nodes, together)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(some_nodes, some_needs, st.integers(1, 4), st.integers(1, 3), topologies)
 def test_what_is_counted_instead_of_tried_is_what_an_exhaustive_search_finds(nodes, wanted, count, size, together):
     """Also with some pods of no group."""
@@ -131,7 +132,7 @@ def test_what_is_counted_instead_of_tried_is_what_an_exhaustive_search_finds(nod
     assert counted == exhaustive(pods, nodes, together)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=5), topologies, st.data())
 def test_whether_a_gang_fits_is_what_placing_it_shows_also_after_others_were_placed(nodes, wanted, together, data):
     """One room, asked before and after it has become smaller, beside a new one each time."""
@@ -147,7 +148,7 @@ def test_whether_a_gang_fits_is_what_placing_it_shows_also_after_others_were_pla
         assert answer == (place(pods, afresh, together, fixed) is not None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=3), st.data())
 def test_what_a_room_has_counted_before_does_not_outlive_a_change(nodes, kinds, data):
     room = Room(nodes)
@@ -167,7 +168,7 @@ def test_what_a_room_has_counted_before_does_not_outlive_a_change(nodes, kinds, 
             assert room.lacking(needs_) == afresh.lacking(needs_)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(some_nodes, st.lists(some_needs, min_size=1, max_size=4))
 def test_unequal_pods_may_be_held_back_but_are_never_placed_where_they_cannot_be(nodes, wanted):
     """Bin packing: the heuristic is not complete, only sound."""
@@ -294,7 +295,7 @@ def test_what_is_partly_let_go_is_completed_first() -> None:
     assert outcomes["old"].placement is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(some_nodes, st.lists(st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(0, 9)), max_size=5))
 def test_all_admissions_together_fit(nodes: list[NodeFacts], wanted: list[tuple[int, int, int]]) -> None:
     gangs = [gang(f"g{i}", pods, gpus, age=age) for i, (pods, gpus, age) in enumerate(wanted)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from disttrain_operator.gate.admit import BEHIND, WaitingGang
 from disttrain_operator.gate.fit import NodeFacts
 from disttrain_operator.gate.reservation import FIRST_PART, admit_in_period, period_at
+from tests.suites import examples
 from tests.unit.gate.test_place import GPU, gang, node
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,7 +30,7 @@ def test_periods_are_equal_in_pairs_and_grow_up_to_the_longest() -> None:
     assert periods == pairs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(seconds)
 def test_a_period_says_when_it_ends(waited: timedelta) -> None:
     now = BEGIN + waited
@@ -40,7 +41,7 @@ def test_a_period_says_when_it_ends(waited: timedelta) -> None:
     assert period_at(BEGIN, after, LONGEST).keeps != period.keeps
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(seconds, seconds)
 def test_nodes_are_kept_for_half_of_the_time_and_a_period_at_most(waited: timedelta, observed: timedelta) -> None:
     """Red where periods grow beyond the longest."""

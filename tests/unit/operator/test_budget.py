@@ -13,6 +13,7 @@ from disttrain_operator.kube.cache import Cache, version_of
 from disttrain_operator.kube.marks import Marks
 from disttrain_operator.kube.sizes import TooMuch, size_of
 from disttrain_operator.kube.tolerant import Unreadable
+from tests.suites import examples
 
 Raw = dict[str, Any]
 
@@ -153,7 +154,7 @@ class Budgeted(RuleBasedStateMachine):
 
 
 TestBudgeted = Budgeted.TestCase
-TestBudgeted.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestBudgeted.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
 def filled(budget: Budget, namespace: str, count: int, size: int = 5_000) -> Cache:

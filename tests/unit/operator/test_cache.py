@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from disttrain_operator.kube.cache import Cache, version_of
+from tests.suites import examples
 
 Raw = dict[str, Any]
 
@@ -131,7 +132,7 @@ class Interleavings(RuleBasedStateMachine):
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestInterleavings.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def names(objects: list[Raw]) -> list[str]:

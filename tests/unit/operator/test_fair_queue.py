@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from disttrain_operator.queue import WorkQueue
 from tests.soak import SOAK
+from tests.suites import examples
 from tests.unit.operator.clocked_loop import ClockedLoop
 
 Key = tuple[str, int]
@@ -123,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=2000 if SOAK else 150, stateful_step_count=60, deadline=None)
+TestQueue.settings = settings(max_examples=2000 if SOAK else examples(150), stateful_step_count=60, deadline=None)
 
 
 async def test_a_namespace_with_little_to_do_does_not_wait_for_one_with_much() -> None:

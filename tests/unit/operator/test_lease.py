@@ -14,6 +14,7 @@ from disttrain_operator.kube.elections import terms_of
 from disttrain_operator.kube.errors import StandingBy, Unavailable
 from disttrain_operator.kube.lease import Election, Lease, LeaseAction, ObservedLease, Terms, next_action, updated
 from disttrain_operator.leadership import Leadership
+from tests.suites import examples
 from tests.unit.operator.conftest import eventually
 from tests.unit.operator.fake_api import FakeApi, refusal
 from tests.unit.operator.lease_world import STEP, World
@@ -45,7 +46,7 @@ def test_only_a_change_starts_the_time_anew() -> None:
 
 
 # A minute of such a world has no smaller one.
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(40), deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     rates=st.tuples(*[st.floats(0.9, 1.1)] * 3),
     zeros=st.tuples(*[st.floats(0, 1e6)] * 3),
@@ -86,7 +87,7 @@ def test_a_renewal_counts_from_when_it_was_asked_for_not_from_its_answer() -> No
 
 
 @given(phase=st.floats(0, 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_who_dies_is_succeeded_after_the_lease_and_two_looks(phase: float) -> None:
     with World() as world:
         leader = world.join("leader")

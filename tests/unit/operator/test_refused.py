@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from disttrain_operator.refused import FEW, WOKEN_AT_ONCE, WORKERS_IN_A_CROWD, Refused
 from disttrain_operator.snapshot import Key
+from tests.suites import examples
 
 
 def a_key(number: int, namespace: str = "full") -> Key:
@@ -64,7 +65,7 @@ def test_a_pod_that_goes_costs_a_few_tries_however_many_wait(jobs: int) -> None:
     assert there.tries.total() - before <= 2 * WOKEN_AT_ONCE
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=40), st.integers(4, 9))
 def test_everybody_gets_in_without_a_back_off_as_room_becomes_free(sizes: list[int], room: int) -> None:
     """Where no job keeps a part of what it wants: with back-offs alone, each would be in after some."""

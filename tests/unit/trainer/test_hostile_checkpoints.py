@@ -16,6 +16,7 @@ from disttrain_api.names import ExitCode
 from disttrain_trainer.checkpoint.metadata_file import metadata_of
 from disttrain_trainer.checkpoint.metadata_parts import NotMetadata
 from disttrain_trainer.checkpoint.verify import lone_flaw_of
+from tests.suites import examples
 from tests.unit.trainer.hostile import HOSTILE, METADATA_FILE, Runs, as_value, metadata_in, write_metadata
 from tests.unit.trainer.limited import outcome
 from tests.unit.trainer.pickle_bombs import BOMBS, assembled, text
@@ -178,7 +179,7 @@ class TestMetadataFile:
         found = metadata_of(pickle.dumps(Metadata(entries, {}, places)))
         assert (found.state_dict_metadata, found.storage_data) == (entries, places)
 
-    @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_any_change_is_read_or_refused(self, written, data):
         """Bytes flipped, cut out, repeated: nothing but a Metadata or a sentence comes of it."""
@@ -192,7 +193,7 @@ class TestMetadataFile:
         with suppress(NotMetadata):
             assert type(metadata_of(bytes(content))) is Metadata
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(st.lists(st.sampled_from(sorted(opcode.code for opcode in pickletools.opcodes)), max_size=40))
     def test_any_instructions_are_refused_or_harmless(self, codes):
         with suppress(NotMetadata):

@@ -32,6 +32,7 @@ from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from disttrain_trainer.runtime.errors import PeerLost
 from tests.builders import TRAINING
 from tests.integration.proxy import TcpProxy
+from tests.suites import examples
 from tests.unit.trainer.manager_simulation import INTERVAL, Simulation
 from tests.waiting import GENEROUS, until
 from tools.cluster.ports import free_port
@@ -40,7 +41,7 @@ KEY = key_of("token", "uid", 1)
 
 
 class TestTheManagerDies:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(
         st.integers(0, 10**6),
         st.integers(1, 4),

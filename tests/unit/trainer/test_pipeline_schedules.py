@@ -27,6 +27,7 @@ from disttrain_trainer.parallel.pipeline.simulate import (
     idle_part,
     splits_backward,
 )
+from tests.suites import examples
 
 
 def table(schedule: PipelineSchedule, degree: int, microbatches: int, per_rank: int) -> Table:
@@ -96,7 +97,7 @@ def pipelines(draw: st.DrawFn) -> Parallelism:
     return parallelism
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(pipelines())
 def test_every_pipeline_that_is_accepted_has_a_whole_table(parallelism: Parallelism) -> None:
     assert parallelism.pipeline.schedule is not None

@@ -23,6 +23,7 @@ from disttrain_trainer.runtime.rendezvous.loop import Loop
 from disttrain_trainer.runtime.rendezvous.store import _log as log
 from disttrain_trainer.runtime.rendezvous.store import open_store
 from tests.hostile_peer import Outcome, Peer, churn, garbage, half_open, handshake, store, stream
+from tests.suites import examples
 from tests.waiting import GENEROUS, until
 from tools.cluster.ports import free_port
 
@@ -119,7 +120,7 @@ class TestWaiting:
         assert waiting.next_expiry() is None
 
     @given(st.lists(st.tuples(st.sampled_from("ABCD"), st.booleans()), max_size=80))
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     def test_a_source_with_few_is_never_pushed_out(self, events: list[tuple[str, bool]]) -> None:
         """Few: no more than its part of the places if all sources had as many."""
         waiting: Waiting[int] = Waiting(most=8)

@@ -18,6 +18,7 @@ from disttrain_trainer.checkpoint.step_manifest import MANIFEST_FILE, StepManife
 from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.checkpoint.verify import lone_flaw_of
 from tests.soak import SOAK
+from tests.suites import examples
 from tests.unit.trainer.comparisons import model_at
 from tests.unit.trainer.test_checkpoint import run
 from tests.unit.trainer.worlds import job, launch, small, user
@@ -73,7 +74,7 @@ class TestManifest:
         assert set(manifest.files) == {path.name for path in (written / "step-4").iterdir()} - {MANIFEST_FILE}
         assert found(written / "step-4") == []
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_any_changed_bit_and_any_missing_end_is_found(self, written, data):
         folder = written / "step-2"
