@@ -282,4 +282,4 @@ def test_a_job_does_not_go_on_with_other_data(results):
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 def test_a_pipeline_is_refused(results):
-    assert "which the stages of a pipeline read by their number" in results["pipeline"]["errors"][0]
+    assert "stages of a pipeline read samples by their numbers" in results["pipeline"]["errors"][0]
