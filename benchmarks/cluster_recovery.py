@@ -7,14 +7,14 @@ checkpoints are on volumes of the test cluster's class. From SIGKILL of rank 1, 
 of worker 0's, or from the power cut of the node below worker 1's pod, to the first step that rank 0 logs after it, with
 `restartStrategy: InPlace` beside the same job with Recreate in the same run. A rank is killed once the zygotes are
 ready. A lost pod is recreated alone; its other reference is what an empty pod of the same image takes to run. A node is
-cut on the cluster that tools/cluster starts alone, never the operator's, and comes back before the next job. Times are
-the nodes' own.
+cut on the cluster that tools/cluster starts alone, never that of the replica of the operator that leads, and comes back
+before the next job. Times are the nodes' own.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ PATIENCE_SECONDS = 300
 TRIES = 4
 """Jobs for each node that is to be lost."""
 STORAGE_CLASS = "disttrain-shared"
+LEASE = "disttrain-operator"
 KILL_THE_RANK = """
 import os, signal, time
 def read(pid, name):
@@ -189,7 +190,7 @@ def recoveries_of_nodes(core: client.CoreV1Api, strategy: str, kills: int) -> li
             began, gang = time.time(), Gang(core, namespace, strategy)
             gang.trains(began)
             first, second = gang.nodes()
-            if not may_be_cut(second, first, operators_nodes(core)):
+            if second in (first, leaders_node(core)):
                 continue
             gang.has_checkpoint()
             began = time.time()
@@ -202,18 +203,21 @@ def recoveries_of_nodes(core: client.CoreV1Api, strategy: str, kills: int) -> li
         if len(taken) == kills:
             return taken
     raise RuntimeError(
-        f"of {TRIES * kills} jobs {len(taken)} had their second pod on a node of its own without an operator"
+        f"of {TRIES * kills} jobs {len(taken)} had their second pod on a node of its own without the operator's leader"
     )
 
 
-def may_be_cut(node: str, others: str, operators: Collection[str]) -> bool:
-    """Whether a node may lose its power: the job's other pod and the operator go on."""
-    return node != others and node not in operators
-
-
-def operators_nodes(core: client.CoreV1Api) -> set[str]:
+def leaders_node(core: client.CoreV1Api) -> str | None:
+    """The node of the operator's replica that leads, as its Lease says."""
+    leases = client.CoordinationV1Api().list_lease_for_all_namespaces(field_selector=f"metadata.name={LEASE}").items
+    leaders = {name_in_lease(lease.spec.holder_identity or "") for lease in leases}
     pods = core.list_pod_for_all_namespaces(label_selector="app.kubernetes.io/name=disttrain-operator").items
-    return {pod.spec.node_name for pod in pods}
+    return next((str(pod.spec.node_name) for pod in pods if pod.metadata.name in leaders), None)
+
+
+def name_in_lease(holder: str) -> str:
+    """The pod's name in "namespace/release/pod_number"."""
+    return holder.rpartition("/")[2].rpartition("_")[0]
 
 
 def is_ready(node: Any) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks import cluster_recovery
-from benchmarks.cluster_recovery import is_ready, job, recoveries_of_nodes
+from benchmarks.cluster_recovery import is_ready, job, name_in_lease, recoveries_of_nodes
 from disttrain_api.validate import read_spec
 
-OPERATORS = "node1"
+LEADERS = "node1"
 
 
 @pytest.mark.parametrize("strategy", ["InPlace", "Recreate"])
@@ -26,6 +26,14 @@ def test_a_node_is_ready_where_the_cluster_says_so() -> None:
         assert is_ready(SimpleNamespace(status=SimpleNamespace(conditions=conditions))) is ready
 
 
+def test_the_leader_is_found_by_the_name_in_its_lease() -> None:
+    assert (
+        name_in_lease("disttrain-system/disttrain/disttrain-operator-5b7c-x2x4f_0c1d2e3f")
+        == "disttrain-operator-5b7c-x2x4f"
+    )
+    assert name_in_lease("operator-1_0c1d2e3f") == "operator-1"
+
+
 class Cluster:
     """Jobs whose pods are on these nodes, one job after the other."""
 
@@ -34,7 +42,7 @@ class Cluster:
         self.cut: str | None = None
         monkeypatch.setattr(cluster_recovery, "a_namespace", self.namespace)
         monkeypatch.setattr(cluster_recovery, "Gang", lambda *_: self)
-        monkeypatch.setattr(cluster_recovery, "operators_nodes", lambda core: {OPERATORS})
+        monkeypatch.setattr(cluster_recovery, "leaders_node", lambda core: LEADERS)
         monkeypatch.setattr(cluster_recovery, "is_ready", lambda node: True)
         monkeypatch.setattr(cluster_recovery.full, "kill_node", self.kill)
         monkeypatch.setattr(cluster_recovery.full, "start_node", self.start)
@@ -68,7 +76,7 @@ class Cluster:
         return name
 
 
-def test_only_the_node_of_the_second_pod_alone_is_cut_and_never_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_node_of_the_second_pod_alone_is_cut_and_never_the_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, ("node2", "node1"), ("node2", "node2"), ("node1", "node2"), ("node3", "node2"))
     taken = recoveries_of_nodes(cluster, "InPlace", 2)  # type: ignore[arg-type]
     assert [round(seconds) for seconds in taken] == [20, 20]
