@@ -35,17 +35,22 @@ NEEDED = {
     "aiohttp": "aiohttp",
     "hypothesis": "hypothesis",
     "numpy": "numpy",
+    "orjson": "orjson",
     "psutil": "psutil",
     "pydantic": "pydantic",
     "pytest": "pytest",
     "sklearn": "scikit-learn",
     "torch": "torch",
+    "typer": "typer",
     "yaml": "PyYAML",
 }
-"""Packages by the module that tests and benchmark import of each."""
+"""Packages by the module that tests, `disttrain run` in one of them, and the benchmark import of each."""
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(
-        [*(str(REPOSITORY / part) for part in ("api", "trainer_image", ".")), os.environ.get("PYTHONPATH", "")]
+        [
+            *(str(REPOSITORY / part) for part in ("api", "trainer_image", "cli", "operator", ".")),
+            os.environ.get("PYTHONPATH", ""),
+        ]
     ),
 }
 # Options of pyproject.toml are for plugins that a GPU's machine need not have.

@@ -14,6 +14,7 @@ PATHS = {
     "TF32": "follows FP32, and is not FP32",
     "BF16": "autocast; follows FP32, and is not FP32",
     "FP16 with its scaler": "the scale falls and is restored from a checkpoint; follows FP32",
+    "FP8": "follows FP32, and is not BF16; by tensors and by rows",
     "compile": "layers and loss become kernels of their own; follows FP32",
     "flash attention": "the flash kernel alone is allowed, and agrees with plain products",
     "NCCL": "one rank",
@@ -36,6 +37,10 @@ PATHS = {
     "batch normalisation over replicas": "two ranks on one GPU equal one process: torch's nn.SyncBatchNorm",
     "models built without memory": "two ranks on one GPU equal one process",
     "checks of the network": "four ranks on one GPU: every collective, element by element; the check before training",
+    "loss in chunks": "equals the whole loss",
+    "processes that load data": "equal a rank that loads its own",
+    "transformers models": "a Llama in BF16, also compiled, follows FP32",
+    "restart in place": "a killed rank begins anew below its agent: the steps are those of a run without the kill",
     "memory snapshot": "written where memory runs out",
 }
 NEVER = "never run on a GPU"

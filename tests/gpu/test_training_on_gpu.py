@@ -6,6 +6,7 @@ import os
 import pickle
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from tests.unit.trainer.worlds import Ended, job, launch, small, user
 pytestmark = pytest.mark.gpu_only
 
 LOSS = "loss_metrics/global_avg_loss"
+HAS_TORCHAO = find_spec("torchao") is not None
+SINGLE = 1e-5
+"""What twenty steps make of FP32 sums in another order, of numbers that are added up in no order on a GPU."""
 PRECISIONS = ("FP32", "TF32", "BF16", "FP16")
 DIGITS = {
     "model": {"name": "resnet"},
@@ -180,22 +184,81 @@ UNITS = {"TF32": 2**-11, "FP16": 2**-11, "BF16": 2**-8, "BF16, compiled": 2**-8}
 over thousands of tokens is rounded by far less, unless something is lost; what twenty steps add to it is small, too."""
 
 
+FLOAT8 = {f"FP8 {recipe}": {"precision": "BF16", "float8": recipe} for recipe in ("Tensorwise", "Rowwise")}
+SAME = {"chunked loss": {"loss": {"chunks": 4}}, "processes that load": {"dataWorkers": 2}}
+"""What computes the same in FP32, but for the order of sums."""
+
+
 @worlds_of("followed")
 def start_followed(folder):
-    return run_on_gpu(folder, 1, {name: [{"training": FOLLOWED | changes}] for name, changes in formats().items()})
+    changes = formats() | SAME | (FLOAT8 if HAS_TORCHAO else {})
+    return run_on_gpu(folder, 1, {name: [{"training": FOLLOWED | changed}] for name, changed in changes.items()})
+
+
+def require_followed(expected, found, unit):
+    """Fails unless losses differ by no more than the unit, and norms of gradients by no more than four."""
+    for key, bound in ((LOSS, unit), ("validation_metrics/global_avg_loss", unit), ("grad_norm", 4 * unit)):
+        values = [[line[key] for line in result["metrics"] if key in line] for result in (expected, found)]
+        assert values[0]
+        assert values[1] == pytest.approx(values[0], rel=bound)
 
 
 @pytest.mark.parametrize("name", FORMATS[1:])
 @pytest.mark.gpu_world("followed")
 def test_it_follows_fp32(world, name):
-    for key, bound in (
-        (LOSS, UNITS[name]),
-        ("validation_metrics/global_avg_loss", UNITS[name]),
-        ("grad_norm", 4 * UNITS[name]),
-    ):
-        expected, found = ([line[key] for line in world[of]["metrics"] if key in line] for of in ("FP32", name))
-        assert expected
-        assert found == pytest.approx(expected, rel=bound)
+    require_followed(world["FP32"], world[name], UNITS[name])
+
+
+@pytest.mark.gpu_path("FP8")
+@pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not installed")
+@pytest.mark.parametrize("name", FLOAT8)
+@pytest.mark.gpu_world("followed")
+def test_products_in_fp8_follow_fp32_and_are_not_those_in_bf16(world, name):
+    # Three bits of mantissa.
+    require_followed(world["FP32"], world[name], 2**-4)
+    assert [line.get(LOSS) for line in world[name]["metrics"]] != [line.get(LOSS) for line in world["BF16"]["metrics"]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("chunked loss", marks=pytest.mark.gpu_path("loss in chunks")),
+        pytest.param("processes that load", marks=pytest.mark.gpu_path("processes that load data")),
+    ],
+)
+@pytest.mark.gpu_world("followed")
+def test_it_computes_the_same(world, name):
+    assert world[name]["errors"] == [None]
+    require_followed(world["FP32"], world[name], SINGLE)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+}
+
+
+@worlds_of("llama")
+def start_llama(folder):
+    model = {"name": "transformers", "config": {"config": LLAMA, "sequenceLength": 128}}
+    cases = {name: [{"training": FOLLOWED | {"model": model} | formats()[name]}] for name in ("FP32", *LLAMA_FORMATS)}
+    return run_on_gpu(folder, 1, cases)
+
+
+LLAMA_FORMATS = ("BF16", "BF16, compiled")
+
+
+@pytest.mark.gpu_path("transformers models")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("name", LLAMA_FORMATS)
+@pytest.mark.gpu_world("llama")
+def test_a_llama_of_transformers_follows_fp32(world, name):
+    require_followed(world["FP32"], world[name], UNITS[name])
 
 
 @pytest.mark.parametrize("name", FORMATS[1:3])
