@@ -1,5 +1,6 @@
 """Worker 0's pod is lost, and another one leads in its place: what the others tell it, and what they do until then."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -72,6 +73,16 @@ def trained(restarts: int = 3, *ends: PodFailure) -> tuple[Leader, list[Member]]
         member.lost(100.0)
         member.orders.clear()
     return leader, members
+
+
+def taken_over(members: Sequence[Member], restarts: int = 3) -> Leader:
+    """Another leader, with which the members have started once their ranks had lost their peer."""
+    leader = another(restarts=restarts)
+    for worker, member in enumerate(members, start=1):
+        member.ended(exited(ExitCode.PEER_LOST, worker))
+        joined(leader, worker, member)
+    started(leader, *members)
+    return leader
 
 
 def test_another_leader_stops_all_who_join_and_starts_the_generation_after_theirs() -> None:
@@ -178,11 +189,7 @@ def test_a_former_leader_that_lives_leads_nobody_who_has_started_with_another_on
 
 def test_restarts_that_are_used_up_stay_used_up_when_another_pod_leads() -> None:
     _, members = trained(2, killed(), killed())
-    leader = another(restarts=2)
-    for worker, member in enumerate(members, start=1):
-        member.ended(exited(ExitCode.PEER_LOST, worker))
-        joined(leader, worker, member)
-    started(leader, *members)
+    leader = taken_over(members, restarts=2)
     all_end(leader, *map(killed, range(3)))
     assert leader.left is not None
     assert "2 restarts in place without a new checkpoint are used up" in leader.left.why
@@ -190,11 +197,7 @@ def test_restarts_that_are_used_up_stay_used_up_when_another_pod_leads() -> None
 
 def test_a_failure_that_comes_again_under_another_leader_is_known() -> None:
     _, members = trained(3, raised())
-    leader = another()
-    for worker, member in enumerate(members, start=1):
-        member.ended(exited(ExitCode.PEER_LOST, worker))
-        joined(leader, worker, member)
-    started(leader, *members)
+    leader = taken_over(members)
     all_end(leader, exited(ExitCode.PEER_LOST, 0), raised(), exited(ExitCode.PEER_LOST, 2))
     assert leader.left is not None
     assert leader.left.repeated == TYPO
@@ -279,7 +282,7 @@ async def test_the_ranks_meet_at_the_address_where_the_new_leader_was_found(monk
     port.agent.tick()
     await until(lambda: [follower.generation for follower in followers] == [1, 1])
     assert [follower.master_address for follower in followers] == ["127.0.0.1", "127.0.0.1"]
-    assert port.agent.master_address is None
+    assert port.agent.master_address == "127.0.0.1", "ranks of its own pod meet there, too"
     for follower in followers:
         follower.close()
     port.close()

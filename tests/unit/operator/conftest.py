@@ -1,7 +1,7 @@
 """A fake API server, a client of it, and waiting on conditions."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -9,6 +9,7 @@ from disttrain_operator.kube.auth import Access
 from disttrain_operator.kube.client import Client
 from tests.unit.operator.fake_api import FakeApi
 from tests.unit.operator.gated_cluster import Cluster
+from tests.unit.operator.looking_operator import Operator
 from tests.waiting import GENEROUS
 
 
@@ -33,6 +34,14 @@ async def cluster() -> AsyncIterator[Cluster]:
     made.node("b")
     yield made
     await made.close()
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
+    """One that looks at one job when the test lets time pass."""
+    made = Operator(monkeypatch)
+    yield made
+    made.close()
 
 
 async def eventually(condition: Callable[[], object]) -> None:

@@ -3,7 +3,7 @@ rounds that look for what is wrong with jobs.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,18 +20,11 @@ from disttrain_operator.pod_events import PodEvents
 from disttrain_operator.silent_pods import SilentPods
 from disttrain_operator.snapshot import World
 from tests.builders import UID, a_job, a_raw_job, a_raw_pod, merge, running
-from tests.unit.operator.test_rest import Operator
+from tests.unit.operator.looking_operator import Operator
 
 PROGRESS = Progress(step=5, total_steps=100, update_time="2026-01-01T12:00:00Z")
 LATER = PROGRESS.model_copy(update={"step": 6})
 BEGUN = {"number": 1, "startTime": "2026-01-01T11:00:00Z"}
-
-
-@pytest.fixture
-def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
-    made = Operator(monkeypatch)
-    yield made
-    made.close()
 
 
 def status_of(operator: Operator) -> JobStatus:
