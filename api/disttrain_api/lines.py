@@ -25,6 +25,8 @@ class LinesConfig(ApiModel):
     byte is a token."""
     end_of_document: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """A token of the tokenizer that follows each text. Absent: none."""
+    begin_of_document: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """A token of the tokenizer that precedes each text. Absent: none."""
     sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Tokens per sample. Samples go on across the end of a text."""
     order_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0

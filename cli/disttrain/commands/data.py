@@ -35,6 +35,10 @@ def prepare(
         str | None,
         typer.Option("--end-of-document", metavar="TOKEN", help="token after each document, as text or number"),
     ] = None,
+    begin_of_document: Annotated[
+        str | None,
+        typer.Option("--begin-of-document", metavar="TOKEN", help="token before each document, likewise"),
+    ] = None,
     special_tokens: Annotated[
         str,
         typer.Option(
@@ -65,6 +69,7 @@ def prepare(
             pattern=pattern,
             field=field,
             end_of_document=end_of_document,
+            begin_of_document=begin_of_document,
             special_tokens=SpecialTokens(special_tokens),
             part_bytes=shard_size * 2**20,
             workers=len(os.sched_getaffinity(0)) if workers is None else workers,

@@ -178,17 +178,18 @@ def build_encoder(name: str, kind: str, content: bytes | None, special_tokens: S
 
 
 def describe_tokenizer(settings: Settings, encoder: Encoder, content: bytes | None) -> Tokenizer:
-    """Return what the manifest says of it. Raises CorpusError for an end of documents that it does not know."""
+    """Return what the manifest says of it. Raises CorpusError for tokens around documents that it does not know."""
     return Tokenizer(
         kind=kind_of(settings),
         sha256=None if content is None else hashlib.sha256(content).hexdigest(),
         vocabulary=encoder.vocabulary,
-        end_of_document=_end_of_document(settings, encoder),
+        end_of_document=_token("--end-of-document", settings.end_of_document, settings, encoder),
+        begin_of_document=_token("--begin-of-document", settings.begin_of_document, settings, encoder),
     )
 
 
-def _end_of_document(settings: Settings, encoder: Encoder) -> int | None:
-    given = settings.end_of_document
+def _token(option: str, given: str | None, settings: Settings, encoder: Encoder) -> int | None:
+    """Return the token that an option names by its text or number. Raises CorpusError."""
     if given is None:
         return None
     if (token := encoder.token(given)) is not None:
@@ -196,5 +197,5 @@ def _end_of_document(settings: Settings, encoder: Encoder) -> int | None:
     if given.isascii() and given.isdigit() and len(given) < 10 and int(given) < encoder.vocabulary:
         return int(given)
     raise CorpusError(
-        f"--end-of-document: {given!r} is no token of {settings.tokenizer}, nor a number below {encoder.vocabulary}"
+        f"{option}: {given!r} is no token of {settings.tokenizer}, nor a number below {encoder.vocabulary}"
     )

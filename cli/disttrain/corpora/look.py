@@ -40,6 +40,7 @@ class Figures:
     vocabulary: int
     tokenizer: str
     end_of_document: int | None
+    begin_of_document: int | None
     source_files: int
     source_bytes: int
     fingerprint: str
@@ -63,6 +64,7 @@ def inspect(folder: Path) -> Figures:
         vocabulary=manifest.tokenizer.vocabulary,
         tokenizer=manifest.tokenizer.kind if digest is None else f"{manifest.tokenizer.kind} sha256:{digest}",
         end_of_document=manifest.tokenizer.end_of_document,
+        begin_of_document=manifest.tokenizer.begin_of_document,
         source_files=manifest.source_files,
         source_bytes=manifest.source_bytes,
         fingerprint=manifest.fingerprint,

@@ -169,12 +169,12 @@ class Run:
 def _do(job: _Encode | _Join) -> int | Record:
     """Write a segment and return its tokens, or a shard and return its record. Raises CorpusError, OSError."""
     task = job.task
-    place, end = task.place(job.shard), task.tokenizer.end_of_document
+    place = task.place(job.shard)
     if isinstance(job, _Join):
-        return join_segments(place, job.segments, task.token_type, end)
+        return join_segments(place, job.segments, task.token_type, task.tokenizer)
     encoder = _encoder(task.corpus / TOKENIZER_FILE, task.tokenizer.kind, task.tokenizer.sha256, task.special_tokens)
     blocks = (block for piece in job.pieces for block in blocks_of(piece, task.field, encoder.utf8))
-    return write_segment(place.segment(job.number), blocks, encoder, task.token_type.dtype, end)
+    return write_segment(place.segment(job.number), blocks, encoder, task.token_type.dtype, task.tokenizer)
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from disttrain.corpora.documents import BLOCK_BYTES, Block
 from disttrain.corpora.encoders import Encoder, SpelledTokenError
-from disttrain_trainer.data.corpora.manifest import OFFSET, CorpusError
+from disttrain_trainer.data.corpora.manifest import OFFSET, CorpusError, Tokenizer
 
 _BATCH_BYTES = 2**20
 """Texts of so many bytes are encoded at once, or one longer one."""
@@ -56,17 +56,21 @@ def write_segment(
     blocks: Iterable[Block],
     encoder: Encoder,
     dtype: np.dtype[np.unsignedinteger],
-    end_of_document: int | None,
+    tokenizer: Tokenizer,
 ) -> int:
     """Write a file that is never seen half written, and return how many tokens it holds.
 
     Raises CorpusError for bad input, OSError where the disk is full.
     """
-    end = np.array([] if end_of_document is None else [end_of_document], dtype)
+    begin, end = around_documents(tokenizer, dtype)
     temporary = path.with_name(f".{path.name}.tmp")
     ends, count, start, closes = array("Q"), 0, 0, False
     with temporary.open("wb", buffering=BLOCK_BYTES) as file:
         for found, last in _encoded(blocks, encoder):
+            if ends and count == start and len(found):
+                # Whether the first one begins here is known when the segments before are there.
+                file.write(begin.tobytes())
+                count += len(begin)
             file.write(found.astype(dtype).tobytes())
             count += len(found)
             if last and count > start:
@@ -81,6 +85,15 @@ def write_segment(
         os.fsync(file.fileno())
     temporary.replace(path)
     return count
+
+
+def around_documents(
+    tokenizer: Tokenizer, dtype: np.dtype[np.unsignedinteger]
+) -> tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]:
+    """Return the tokens before and after each document: one or none."""
+    tokens = (tokenizer.begin_of_document, tokenizer.end_of_document)
+    before, after = (np.array([] if token is None else [token], dtype) for token in tokens)
+    return before, after
 
 
 def read_segment(path: Path, dtype: np.dtype[np.unsignedinteger]) -> Segment | None:

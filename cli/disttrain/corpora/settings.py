@@ -35,6 +35,8 @@ class Settings:
     """Where a line of JSON, or a row of a table, has its text."""
     end_of_document: str | None = None
     """Token after each document: its text, or its number."""
+    begin_of_document: str | None = None
+    """Token before each document, likewise."""
     special_tokens: SpecialTokens = SpecialTokens.REFUSE
     """What becomes of text that spells one."""
     part_bytes: int = DEFAULT_PART_BYTES

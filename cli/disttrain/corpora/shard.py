@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from disttrain.corpora.segment_file import Segment, read_segment
+from disttrain.corpora.segment_file import Segment, around_documents, read_segment
 from disttrain_api.base import ApiModel
 from disttrain_trainer.data.corpora.manifest import (
     OFFSET,
@@ -20,6 +20,7 @@ from disttrain_trainer.data.corpora.manifest import (
     Count,
     Sha256,
     Shard,
+    Tokenizer,
     TokenType,
     read_small,
     shard_files,
@@ -88,13 +89,13 @@ class ShardPlace:
         return self.segments / f"{self.number:06}-{number:06}"
 
 
-def join_segments(place: ShardPlace, count: int, token_type: TokenType, end_of_document: int | None) -> Record:
+def join_segments(place: ShardPlace, count: int, token_type: TokenType, tokenizer: Tokenizer) -> Record:
     """Write the tokens of `count` segments, the offsets of their documents, and then the record; remove the segments.
 
     Goes on where it was stopped. Raises CorpusError for a segment that is missing, OSError where the disk is full.
     """
     written: list[Path] = []
-    with _Files(place, token_type.dtype, end_of_document) as files:
+    with _Files(place, token_type.dtype, tokenizer) as files:
         for number in range(files.now.segments, count):
             path = place.segment(number)
             if (segment := read_segment(path, token_type.dtype)) is None:
@@ -116,9 +117,9 @@ def join_segments(place: ShardPlace, count: int, token_type: TokenType, end_of_d
 class _Files:
     """Tokens and offsets of a shard, to which segments are appended."""
 
-    def __init__(self, place: ShardPlace, dtype: np.dtype[np.unsignedinteger], end_of_document: int | None) -> None:
+    def __init__(self, place: ShardPlace, dtype: np.dtype[np.unsignedinteger], tokenizer: Tokenizer) -> None:
         self.now = read_joined(place.joined)
-        self._end = np.array([] if end_of_document is None else [end_of_document], dtype)
+        self._begin, self._end = around_documents(tokenizer, dtype)
         self._tokens = _HashedFile(place.tokens, self.now.tokens * dtype.itemsize)
         self._offsets = _HashedFile(
             place.offsets, (self.now.documents + 1) * OFFSET.itemsize if self.now.segments else 0
@@ -137,6 +138,9 @@ class _Files:
             self._tokens.write(self._end.tobytes())
             total, documents = total + len(self._end), documents + 1
             self._offsets.write(np.array([total], OFFSET).tobytes())
+        if segment.tokens and (closed or not now.unfinished):
+            self._tokens.write(self._begin.tobytes())
+            total += len(self._begin)
         with segment.path.open("rb") as file:
             ends = segment.ends(file)
             self._offsets.write((ends + np.array(total, OFFSET)).tobytes())

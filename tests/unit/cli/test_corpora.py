@@ -236,7 +236,8 @@ def test_what_cannot_be_begun_is_reported(tmp_path: Path, tokenizer: Path) -> No
         ({"sources": (tmp_path,)}, "which is read: write to another folder"),
         ({"tokenizer": str(tmp_path / "none.json")}, "none.json cannot be read"),
         ({"tokenizer": str(tmp_path / "bad.json")}, "bad.json is no tokenizer.json"),
-        ({"end_of_document": "256"}, "is no token of bytes, nor a number below 256"),
+        ({"end_of_document": "256"}, "--end-of-document: '256' is no token of bytes, nor a number below 256"),
+        ({"begin_of_document": "<s>"}, "--begin-of-document: '<s>' is no token of bytes, nor a number below 256"),
         ({"output": tmp_path / "a.txt"}, "exists: name another folder"),
     ]:
         with pytest.raises(CorpusError, match=sentence):

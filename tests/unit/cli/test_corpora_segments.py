@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ import pytest
 from disttrain.corpora import documents, shard
 from disttrain.corpora.documents import BLOCK_BYTES, Block
 from disttrain.corpora.encoders import ByteEncoder
+from disttrain.corpora.look import inspect
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.run import Progress
 from disttrain.corpora.segment_file import write_segment
 from disttrain.corpora.settings import Settings
 from disttrain.main import main
-from disttrain_trainer.data.corpora.manifest import CorpusError, TokenType
+from disttrain_trainer.data.corpora.manifest import CorpusError, Tokenizer, TokenType
 from tests.corpora import content_of, sentences, session_lives, tokens_of, trained_tokenizer, write_sources
 from tests.waiting import until
 
@@ -61,6 +63,27 @@ def test_what_was_prepared_once_is_the_same_corpus_today(tmp_path: Path, segment
         sources, tmp_path / "corpus", end_of_document="10", part_bytes=30_000, workers=workers, segment_bytes=segment
     )
     assert prepare(settings).fingerprint == FINGERPRINT
+
+
+@pytest.mark.parametrize("end", ["10", None])
+@pytest.mark.parametrize("segment", [2**24, SEGMENT, 300])
+def test_each_document_begins_with_its_token_wherever_segments_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment: int, end: str | None
+) -> None:
+    """A document of several segments, and several in one; empty ones have no token at all."""
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 500)
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    texts = [("x" * 99 + "\n") * 20, "", "y", *(f"line {number}" for number in range(100)), "", "z" * 1_000]
+    (sources / "a.txt").write_text(texts[0])
+    (sources / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[1:]))
+    around = {"begin_of_document": "1", "end_of_document": end}
+    prepare(asked(sources, tmp_path / "corpus", segment_bytes=segment, **around))
+    written = [[1, *text.encode(), *([10] if end else [])] for text in texts if text]
+    assert tokens_of(tmp_path / "corpus") == [token for document in written for token in document]
+    offsets = np.fromfile(tmp_path / "corpus" / "shard-000000.offsets", "<u8").tolist()
+    assert offsets == [0, *accumulate(map(len, written))]
+    assert inspect(tmp_path / "corpus").begin_of_document == 1
 
 
 FINGERPRINT = "c2eda9654ba4bf1480075f1fe762fc0dd885bdb2e8e7ec39d256cb8a19212e4d"
@@ -175,9 +198,10 @@ def test_a_document_ends_with_what_follows_it_without_a_token(tmp_path: Path) ->
     """Three segments: some of a document, an end before which nothing is, and an empty document of its own."""
     place = shard.ShardPlace(0, tmp_path, tmp_path, tmp_path)
     texts = [[Block(b"ab", last=False)], [], [Block(b"", last=True)], [Block(b"", last=True)], [Block(b"c", last=True)]]
+    ended = Tokenizer(kind="bytes", sha256=None, vocabulary=256, end_of_document=0)
     for number, own in enumerate(texts):
-        write_segment(place.segment(number), own, ByteEncoder(), TokenType.UINT16.dtype, 0)
-    record = shard.join_segments(place, len(texts), TokenType.UINT16, 0)
+        write_segment(place.segment(number), own, ByteEncoder(), TokenType.UINT16.dtype, ended)
+    record = shard.join_segments(place, len(texts), TokenType.UINT16, ended)
     assert np.fromfile(place.tokens, "<u2").tolist() == [97, 98, 0, 99, 0]
     assert np.fromfile(place.offsets, "<u8").tolist() == [0, 3, 5]
     assert (record.tokens, record.documents) == (5, 2)

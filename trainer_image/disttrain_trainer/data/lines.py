@@ -67,8 +67,9 @@ def _held_out(
 
 
 def _bytes(config: LinesConfig) -> tuple[Encode, int, str]:
-    if config.end_of_document is not None:
-        raise InvalidConfiguration(f"`{_FIELD}.endOfDocument` needs `tokenizer`: bytes have no token for it")
+    for field, token in _around(config).items():
+        if token is not None:
+            raise InvalidConfiguration(f"`{_FIELD}.{field}` needs `tokenizer`: bytes have no token for it")
     return lambda texts: [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts], 256, ""
 
 
@@ -76,14 +77,14 @@ def _tokens(config: LinesConfig, folder: Path) -> tuple[Encode, int, str]:
     """Return what encodes texts, the number of tokens, and what tells this tokenizer from others."""
     field = f"{_FIELD}.tokenizer"
     tokenizer = load_tokenizer(field, folder)
-    end: list[int] = []
-    if config.end_of_document is not None:
-        found = tokenizer.get_vocab().get(config.end_of_document)
+
+    def number(name: str, token: str) -> int:
+        found = tokenizer.get_vocab().get(token)
         if found is None:
-            raise InvalidConfiguration(
-                f"`{_FIELD}.endOfDocument`: '{shown(config.end_of_document)}' is no token of {folder}"
-            )
-        end = [found]
+            raise InvalidConfiguration(f"`{_FIELD}.{name}`: '{shown(token)}' is no token of {folder}")
+        return int(found)
+
+    begin, end = ([] if token is None else [number(name, token)] for name, token in _around(config).items())
 
     def encode(texts: list[str]) -> list[Tokens]:
         try:
@@ -101,14 +102,20 @@ def _tokens(config: LinesConfig, folder: Path) -> tuple[Encode, int, str]:
                 f"`{field}`: the tokenizer in {folder} cannot tokenise a text: {type(error).__name__}: "
                 f"{one_line(error):.300}"
             ) from error
-        return [np.array(row + end, np.int32) for row in rows]
+        return [np.array(begin + row + end, np.int32) for row in rows]
 
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     return encode, max(tokenizer.get_vocab().values()) + 1, digest
+
+
+def _around(config: LinesConfig) -> dict[str, str | None]:
+    """Return the tokens before and after each text, by their fields."""
+    return {"beginOfDocument": config.begin_of_document, "endOfDocument": config.end_of_document}
 
 
 def _fingerprint(blocks: Blocks, config: LinesConfig, digest: str) -> str:
     """Return what tells this data from other: names and sizes of files, and how they are read."""
     files = (f"{source.name} {source.size}" for source in blocks.sources)
     order = (config.field, config.sequence_length, config.order_seed, config.end_of_document, config.held_out_samples)
-    return hashlib.sha256("\n".join([digest, repr(order), *files]).encode()).hexdigest()
+    begin = [] if config.begin_of_document is None else [config.begin_of_document]
+    return hashlib.sha256("\n".join([digest, repr(order), *begin, *files]).encode()).hexdigest()
