@@ -79,6 +79,14 @@ class IterableDataset(Protocol):
         """Go to a position; the next call of `__iter__` goes on there."""
 
 
+class OffersOtherParts(Protocol):
+    """An iterable data set that goes on with another number of replicas."""
+
+    def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from the positions of all replicas of the job that wrote the checkpoint, in order, each after as many
+        samples. It is called for a part of this job, behind `shard`."""
+
+
 # --- models ----------------------------------------------------------------------------------------------------------
 
 

@@ -94,24 +94,28 @@ def test_a_pass_has_every_token_once(folder, small_blocks):
     assert data.vocabulary == 256
 
 
-def batches(folder, replicas, size, stop=None):
-    """The samples of each global batch; `stop`: the replicas are made anew before that step, from their positions."""
-    batch = Batch(micro=1, accumulation=size // replicas, world=size)
-    sampler = StreamSampler.of(batch, replicas)
+def opened(folder, replicas, size):
+    """The streams of so many replicas, and their sampler."""
+    sampler = StreamSampler.of(Batch(micro=1, accumulation=size // replicas, world=size), replicas)
+    streams = [loaded(folder).training for _ in range(replicas)]
+    for part, stream in enumerate(streams):
+        stream.open(part, replicas, sampler.per_step)
+    return streams, sampler
 
-    def opened():
-        streams = [loaded(folder).training for _ in range(replicas)]
-        for part, stream in enumerate(streams):
-            stream.open(part, replicas, sampler.per_step)
-        return streams
 
-    streams, cursor, found = opened(), Cursor(), []
+def batches(folder, replicas, size, stop=None, then=None):
+    """The samples of each global batch; `stop`: the replicas are made anew before that step, from their positions, and
+    are `then` as many."""
+    (streams, sampler), cursor, found = opened(folder, replicas, size), Cursor(), []
     for step in range(STEPS):
         if step == stop:
             positions = [stream.position_before(sampler.number(cursor)) for stream in streams]
-            streams = opened()
-            for stream, position in zip(streams, positions, strict=True):
-                stream.resume(sampler.number(cursor), position)
+            streams, sampler = opened(folder, then or replicas, size)
+            for part, stream in enumerate(streams):
+                if then is None:
+                    stream.resume(sampler.number(cursor), positions[part])
+                else:
+                    stream.resume_from_parts(sampler.number(cursor), positions)
         rows = [
             [bytes(stream[index][0].tolist()) for index in slots.indices.tolist()]
             for replica, stream in enumerate(streams)
@@ -134,6 +138,12 @@ def test_any_number_of_replicas_has_the_same_batches(folder, small_blocks, repli
 @pytest.mark.parametrize("stop", [1, 7, 20])
 def test_replicas_go_on_at_their_position(folder, small_blocks, replicas, stop):
     assert batches(folder, replicas, 6, stop) == batches(folder, replicas, 6)
+
+
+@pytest.mark.parametrize(("replicas", "then"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 3)])
+@pytest.mark.parametrize("stop", [1, 7])
+def test_another_number_of_replicas_goes_on_with_the_same_batches(folder, small_blocks, replicas, then, stop):
+    assert batches(folder, replicas, 12, stop, then) == batches(folder, 1, 12)
 
 
 def test_a_number_of_replicas_that_cannot_share_is_named(folder, small_blocks):
@@ -168,14 +178,16 @@ class TestTokenizers:
 
     def test_texts_are_tokens_and_special_ones_within_are_text(self, tokenizer, tmp_path):
         path = written(tmp_path / "a.jsonl", ["the fox <end> runs"])
-        data = loaded(path, tokenizer=str(tokenizer), endOfDocument="<end>", sequenceLength=60)
+        around = {"beginOfDocument": "f", "endOfDocument": "<end>"}
+        data = loaded(path, tokenizer=str(tokenizer), sequenceLength=60, **around)
         from tokenizers import Tokenizer
 
         library = Tokenizer.from_str(trained_tokenizer())
         library.no_truncation()
         library.encode_special_tokens = True
-        expected = [*library.encode("the fox <end> runs").ids, library.token_to_id("<end>")]
-        assert expected.count(library.token_to_id("<end>")) == 1
+        begin, end = map(library.token_to_id, around.values())
+        expected = [begin, *library.encode("the fox <end> runs").ids, end]
+        assert expected.count(end) == 1
         tokens, following = data.training[0]
         assert tokens.tolist() == (expected * 60)[:60]
         assert following.tolist() == (expected * 60)[1:61]
@@ -183,10 +195,11 @@ class TestTokenizers:
 
     def test_a_token_that_there_is_not_is_named(self, tokenizer, tmp_path):
         path = written(tmp_path / "a.jsonl", ["the fox"])
-        with pytest.raises(InvalidConfiguration, match=r"endOfDocument`: '</s>' is no token of "):
-            loaded(path, tokenizer=str(tokenizer), endOfDocument="</s>")
-        with pytest.raises(InvalidConfiguration, match="endOfDocument` needs `tokenizer`"):
-            loaded(path, endOfDocument="</s>")
+        for field in ("beginOfDocument", "endOfDocument"):
+            with pytest.raises(InvalidConfiguration, match=f"{field}`: '</s>' is no token of "):
+                loaded(path, tokenizer=str(tokenizer), **{field: "</s>"})
+            with pytest.raises(InvalidConfiguration, match=f"{field}` needs `tokenizer`"):
+                loaded(path, **{field: "</s>"})
 
 
 def test_other_data_have_another_fingerprint(folder, tmp_path):
@@ -253,9 +266,11 @@ def results(tmp_path_factory):
     other["data"] = {"name": "lines", "config": other["data"]["config"] | {"orderSeed": 4}}
     cases["another order"] = [{"training": training(), "stop_after": 3}, {"training": other}]
     cases["pipeline"] = [{"training": training(), "parallelism": {PIPELINE: 2}}]
+    # One folder: a case of the second world finds the checkpoint of the first one.
     folder = tmp_path_factory.mktemp("worlds")
-    alone = {"one": [{"training": training()}]}
-    return run_cases(folder / "one", 1, alone) | run_cases(folder / "two", 2, cases)
+    alone = {"one": [{"training": training()}], "one, then two": [{"training": training(), "stop_after": 3}]}
+    cases["one, then two"] = [{"training": training()}]
+    return run_cases(folder, 1, alone) | run_cases(folder, 2, cases)
 
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -273,6 +288,14 @@ def test_a_job_goes_on_to_the_same_bits(results):
     found = results["resumed"]
     assert [error is None for error in found["errors"]] == [False, True]
     require_same_bits(found["parameters"], results["dp2"]["parameters"])
+
+
+@pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
+def test_a_job_goes_on_with_another_number_of_replicas(results):
+    found = results["one, then two"]
+    assert found["errors"] == [None]
+    require_same(found["parameters"], results["one"]["parameters"])
+    require_same_figures(found, results["one"], (HELD_OUT_LOSS,))
 
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from disttrain_trainer.checkpoint.kept_gradients import room_for
@@ -31,7 +31,8 @@ def saved_position(state: State, world: World) -> dict[str, Any]:
 def restore_position(state: State, reader: StepReader, world: World) -> None:
     """Go on where the checkpoint's data stood. All ranks together.
 
-    Raises CheckpointMismatch for another number of replicas, and for a position that the data set does not take.
+    Raises CheckpointMismatch for another number of replicas where the data set does not take their positions together,
+    and for a position that it does not take.
     """
     stream, sampler = state.data.training, state.sampler
     if not (isinstance(stream, Stream) and isinstance(sampler, StreamSampler)):
@@ -42,26 +43,34 @@ def restore_position(state: State, reader: StepReader, world: World) -> None:
         log_first_rank(world, f"{path.name} holds no position of data that are iterated: they begin anew")
         state.cursor = Cursor()
         return
-    if room.keys() != {str(replica) for replica in range(world.replicas)}:
+    names = [str(replica) for replica in range(len(room))]
+    as_many = len(room) == world.replicas
+    # A global batch of another size may end where not each replica has read as many samples.
+    if room.keys() != set(names) or not (
+        as_many or (stream.joins_positions and state.cursor.position % world.replicas == 0)
+    ):
         raise CheckpointMismatch(
             f"{path} holds positions of {len(room)} parts of the data, and here are {world.replicas} replicas: go on "
             "with as many, or begin the data anew with the checkpoint's weights: `training.checkpoint.initialFrom` and "
             "another `training.checkpoint.folder`"
         )
-    own = {str(world.replica): room[str(world.replica)]}
-    load({_PART: own}, reader, path, world)
-    world.all_or_none(lambda: _resume(stream, sampler.number(state.cursor), own, path))
+    wanted = {name: room[name] for name in ([str(world.replica)] if as_many else names)}
+    load({_PART: wanted}, reader, path, world)
+    parts = list(wanted.values())
+    world.all_or_none(lambda: _resume(stream, sampler.number(state.cursor), parts, path, as_many=as_many))
 
 
-def _resume(stream: Stream, number: int, own: Mapping[str, Any], path: Place) -> None:
-    (data,) = own.values()
+def _resume(stream: Stream, number: int, parts: Sequence[Any], path: Place, *, as_many: bool) -> None:
     try:
-        position = from_bytes(data)
+        positions = [from_bytes(part) for part in parts]
     except ValueError as error:
         raise CheckpointBroken(f"{path}: the position of the data cannot be read: {error}") from error
     try:
         with keeping_random_state():
-            stream.resume(number, position)
+            if as_many:
+                stream.resume(number, positions[0])
+            else:
+                stream.resume_from_parts(number, positions)
     except Exception as error:
         raise CheckpointMismatch(
             f"{path}: {stream.place}: load_state_dict raised {type(error).__name__}: {one_line(error)}; go on with "

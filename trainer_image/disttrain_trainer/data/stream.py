@@ -7,7 +7,7 @@ the position before each step is remembered, and a step that is asked for again 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class Stream:
     def shards(self) -> bool:
         """Whether the data set can be taken apart."""
         return callable(getattr(self._dataset, "shard", None))
+
+    @property
+    def joins_positions(self) -> bool:
+        """Whether the data set goes on from the positions of another number of parts."""
+        return callable(getattr(self._dataset, "load_state_dicts", None))
 
     @property
     def first(self) -> int:
@@ -92,6 +97,14 @@ class Stream:
         self._positions.clear()
         self._begin = number
         self._go_to(number, position)
+
+    def resume_from_parts(self, number: int, positions: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from the positions of another number of parts, all before the same sample of the job, which is this
+        part's `number`. Raises what the data set raises."""
+        self._positions.clear()
+        self._begin = number
+        self._dataset.load_state_dicts(copy.deepcopy(positions))  # type: ignore[attr-defined]
+        self._iterator, self._next = None, number
 
     def _go_to(self, number: int, position: Mapping[str, Any]) -> None:
         self._dataset.load_state_dict(copy.deepcopy(position))

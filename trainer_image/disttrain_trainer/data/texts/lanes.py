@@ -8,7 +8,7 @@ the next one of lane n mod LANES. Replica r of R has the lanes that are r modulo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -69,6 +69,17 @@ class Lanes:
         self._next = state["next"]
         places = state["places"].tolist()
         self._lanes = [_Lane(self._read_of(lane), Place(*place)) for lane, place in zip(self._own, places, strict=True)]
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go to the position at which `states`, of another number of replicas, have read as many samples together."""
+        places = {
+            lane: Place(*place)
+            for replica, state in enumerate(states)
+            for lane, place in zip(range(replica, LANES, len(states)), state["places"].tolist(), strict=True)
+        }
+        # All replicas have read as many, and those that divide the lanes divide what was read of them.
+        self._next = states[0]["next"] * len(states) // (LANES // len(self._own))
+        self._lanes = [_Lane(self._read_of(lane), places[lane]) for lane in self._own]
 
     def _read_of(self, lane: int) -> Callable[[int], list[Tokens]]:
         def read(number: int) -> list[Tokens]:
