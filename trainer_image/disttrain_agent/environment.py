@@ -77,6 +77,13 @@ class PodEnvironment:
         return self.node_rank == 0
 
     @property
+    def awaits_address(self) -> bool:
+        """Whether no rank starts before the master's name has an address. A program of the user's own looks for its
+        peers itself. Of another pod of worker 0 the others hear from the operator where it is: cluster DNS may remember
+        for up to 30 s that the name is missing."""
+        return self.config is not None and not (self.is_master and self.replacement)
+
+    @property
     def report_dir(self) -> Path:
         """Folder of the ranks' reports."""
         return report_dir(self.scratch)

@@ -20,6 +20,9 @@ class Timing:
     """After the first failure: time in which the other ranks may fail by themselves, so that the cause is known."""
     peer_grace: float = 5.0
     """Then, between SIGTERM and SIGKILL: they are stuck in a collective and have nothing to save."""
+    peer_cut: float = 0.5
+    """And between SIGTERM and another one where a rank of another pod has failed: they no longer wait for it. Whoever
+    has lost a peer ends by itself; a node that dies, or a rank that is stopped, leaves connections open."""
     kill_margin: float = 2.0
     """SIGKILL comes this long before the pod's grace period ends: after the trainer has given up by itself, and early
     enough for the agent to report."""
@@ -55,6 +58,8 @@ class Life:
     failed_at: float | None = None
     stopping: bool = False
     """They were sent SIGTERM."""
+    cut_at: float | None = None
+    """When to send it again."""
     kill_at: float | None = None
     done_since: float | None = None
     hung: bool = False

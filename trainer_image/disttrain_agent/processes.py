@@ -144,6 +144,16 @@ class Processes:
     def alive(self) -> list[RankProcess]:
         return [process for process in self.ranks if process.alive]
 
+    def terminate(self) -> None:
+        """SIGTERM to all ranks that are alive."""
+        for process in self.alive:
+            process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to all ranks that are alive."""
+        for process in self.alive:
+            process.kill()
+
     def reap(self) -> None:
         """Take the exit of every child that has ended: ranks, and orphans where this process is PID 1."""
         while True:

@@ -107,6 +107,16 @@ class Reports:
                 self._take(rank, version, RankReport.model_validate_json(path.read_bytes()))
         return self._read[rank][1] if rank in self._read else None
 
+    def done(self, rank: int) -> bool:
+        """Whether a rank has reported that its work is done."""
+        report = self.of(rank)
+        return report is not None and report.done
+
+    def trains(self, rank: int) -> bool:
+        """Whether a rank's last report is of training."""
+        report = self.of(rank)
+        return report is not None and report.phase == RankPhase.TRAINING
+
     def _take(self, rank: int, version: tuple[int, int], report: RankReport) -> None:
         former = self._read.get(rank)
         if _is_news(None if former is None else former[1], report, stepped=rank in self._stepped):

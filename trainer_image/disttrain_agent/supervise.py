@@ -32,7 +32,7 @@ from disttrain_agent.step_clock import StepClock
 from disttrain_agent.verdict import exit_code, first_cause
 from disttrain_agent.zygote import Zygote
 from disttrain_api.names import ExitCode, Reason
-from disttrain_api.report import RankFailure, RankPhase, RestartsInPlace
+from disttrain_api.report import RankFailure, RestartsInPlace
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a pod whose command cannot be started, as a shell's."""
@@ -54,7 +54,8 @@ class Supervisor:
         self._memory = open_memory(pod)
         if self._memory is not None:
             pod = replace(pod, memory=self._memory.place)
-        self._pod, self._command, self._message, self._start = pod, command, message, start
+        self._pod, self._command, self._message = pod, command, message
+        self._start = start if zygote is None else zygote.start
         self._must_report, self._zygote = must_report, zygote
         self._timing = timing or Timing()
         self._reports = Reports(pod.report_dir, pod.ranks)
@@ -74,8 +75,7 @@ class Supervisor:
         if self._pod.restarts_in_place is not None:
             self._processes.adopt_orphans()
         self._reports.forget()
-        # A program of the user's own looks for its peers itself.
-        if self._pod.config is not None and not await self._address_known():
+        if self._pod.awaits_address and not await self._address_known():
             return self._not_started()
         listener = watch = None
         try:
@@ -83,7 +83,7 @@ class Supervisor:
             if not await self._ordered_to_start():
                 return self._not_ordered()
             self._reports.prepare()
-            self._start_ranks(self._start)
+            self._start_ranks()
             steps = StepClock(self._pod.report_dir, self._pod.ranks)
             watch = self._loop.create_task(steps.watch())
             own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
@@ -98,7 +98,7 @@ class Supervisor:
                 self._processes.reap()
                 if not await self._ready_to_restart():
                     return self._end()
-                self._start_ranks(self._start if self._zygote is None else self._zygote.start)
+                self._start_ranks()
         except OSError as error:
             self._processes.close()
             return self._cannot_start(error)
@@ -135,20 +135,25 @@ class Supervisor:
         if gang is None:
             return False
         log(f"replacement {self._pod.replacement} of a lost pod: its ranks start when all others do")
+        if self._zygote is not None:
+            # While those of the others end.
+            self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         until = self._loop.time() + self._timing.replacement
         while self._in_gang and gang.generation == 0:
             if self._loop.time() >= until:
                 gang.leave("worker 0's agent has not ordered a start in time")
             await self._until_gang_changed(gang, self._timing.report)
         self._restart_is_decided(gang)
+        if self._zygote is not None and self._in_gang:
+            await self._zygote.settled()
         return self._in_gang
 
-    def _start_ranks(self, start: Start) -> None:
+    def _start_ranks(self) -> None:
         """Raises OSError where they cannot be started."""
         self._life = Life(memory_kills())
         gang = self._gang
         life = (0, None, None) if gang is None else (gang.generation, gang.master_port, gang.master_address)
-        self._processes.start(self._pod, self._command, start, *life)
+        self._processes.start(self._pod, self._command, self._start, *life)
         ranks = self._pod.ranks
         log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -249,17 +254,19 @@ class Supervisor:
         if life.kill_at is not None and now >= life.kill_at:
             log(f"killing ranks {names(self._processes.alive)}: they have not ended in time")
             life.kill_at = None
-            for process in self._processes.alive:
-                process.kill()
+            self._processes.kill()
+        if life.cut_at is not None and now >= life.cut_at:
+            life.cut_at = None
+            self._processes.terminate()
         self._message.write(self._reports.progress(), self._failure(), self._restarts)
-        if self._zygote is not None and all(self._trains(rank) for rank in self._pod.ranks):
+        if self._zygote is not None and all(self._reports.trains(rank) for rank in self._pod.ranks):
             self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
-        if self._pod.config is not None and all(self._is_done(process.rank) for process in self._processes.alive):
+        if self._pod.config is not None and all(self._reports.done(process.rank) for process in self._processes.alive):
             life.done_since = life.done_since or now
             if life.kill_at is None and now >= life.done_since + timing.tear_down:
                 life.kill_at = now
         due_in_gang = gang.due if gang is not None else None
-        due = [at for at in (life.kill_at, self._collected_at(), due_in_gang) if at is not None]
+        due = [at for at in (life.cut_at, life.kill_at, self._collected_at(), due_in_gang) if at is not None]
         return max(0.01, min([timing.report, *(at - now for at in due)]))
 
     def _kill_hung(self, gang: Gang) -> None:
@@ -288,13 +295,14 @@ class Supervisor:
                 gang.failed(self._since_failure)
         elif gang is not None and gang.must_stop:
             life.kill_at = now + self._timing.peer_grace
+            # A program of the user's own may take it for something else.
+            life.cut_at = None if self._pod.config is None else now + self._timing.peer_cut
             life.stopped_by_gang = True
             log(f"stopping ranks {names(self._processes.alive)} because a rank of another pod failed")
         else:
             return
         life.stopping = True
-        for process in self._processes.alive:
-            process.terminate()
+        self._processes.terminate()
 
     def _collected_at(self) -> float | None:
         """Return when to stop the ranks that still run after a failure; None: no failure, or already stopped."""
@@ -320,14 +328,6 @@ class Supervisor:
         if self._gang is not None:
             self._gang.depart(f"{signal.Signals(number).name} to the pod")
         self._changed.set()
-
-    def _is_done(self, rank: int) -> bool:
-        report = self._reports.of(rank)
-        return report is not None and report.done
-
-    def _trains(self, rank: int) -> bool:
-        report = self._reports.of(rank)
-        return report is not None and report.phase == RankPhase.TRAINING
 
     def _failure(self) -> RankFailure | None:
         """The failure to report; obeying SIGTERM is none."""

@@ -18,6 +18,7 @@ from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.roll_back import marking
 from disttrain_trainer.runtime.checkpoint_request import CheckpointRequest
 from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.connections import cut_connections
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.stop import StopRequest
 from disttrain_trainer.start import open_checkpoints, start_callbacks, start_metrics
@@ -41,6 +42,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
     checkpoints, resumed = open_checkpoints(config, world, state, reporter, memory)
     survivor = Survivor(config, world, state, memory)
     reporter.follow(lambda: state.step)
+    stop.end_waits = cut_connections
     stop.loop_started(config.grace_seconds)
     profiled = profiling(training.profiling, world, config.metrics_folder, state.step)
     watched = watching_layers(state.layer_order, world, reporter)

@@ -62,6 +62,30 @@ def test_another_pod_in_place_of_a_lost_one_starts_with_the_next_ranks_of_the_ot
     assert (found.count, found.failure.rank, found.failure.reason) == (1, 4, "PodLost")
 
 
+def test_ranks_that_wait_for_a_lost_pod_are_asked_twice_and_end_by_themselves(
+    gangs: Gangs, in_place_of: InPlaceOf
+) -> None:
+    """Red where they are killed: they would leave no state."""
+    first, gone = gangs(2)
+    waits = f"""
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+if number == 1:
+    ready()
+    while len(heard) < 2:
+        signal.pause()
+    sys.exit({ExitCode.PEER_LOST:d})
+{FINISH}
+"""
+    start([first, gone], waits)
+    assert gone.process is not None
+    gone.process.kill()
+    new = in_place_of(gone).start(FINISH)
+    assert [first.wait(), new.wait()] == [0, 0], first.log + new.log
+    assert f"rank 0 exited with code {ExitCode.PEER_LOST:d}" in first.log
+    assert "they have not ended in time" not in first.log
+
+
 def test_a_pod_that_is_asked_to_stop_ends_alone_and_the_others_go_on_with_the_next_one(
     gangs: Gangs, in_place_of: InPlaceOf
 ) -> None:
@@ -164,12 +188,16 @@ def test_who_leads_after_worker_0s_pod_was_lost_knows_how_many_restarts_are_left
     assert gone.process is not None
     gone.process.kill()
     gone.wait()
-    new = in_place_of(gone).start(f"note('generation', os.environ['{Env.GENERATION}'])\nsignal.pause()")
+    new = in_place_of(gone)
+    # Its own name may have no address yet.
+    new.changes[Env.MASTER_ADDR] = "digits-0.no-such-host.invalid"
+    noted = f"note('generation', os.environ['{Env.GENERATION}']), note('meets', os.environ['{Env.MASTER_ADDR}'])"
+    new.start(f"{noted}\nsignal.pause()")
     other.until(lambda: len(list(other.folder.glob("life-*"))) == 3, "the third life")
     (other.folder / "now-3").touch()
     assert other.wait() == 13
     assert new.wait() == ExitCode.PEER_LOST
-    assert new.seen("generation") == {0: "2"}
+    assert (new.seen("generation"), new.seen("meets")) == ({0: "2"}, {0: "127.0.0.1"})
     assert restarts(new).count == 2
     assert "1 restarts in place without a new checkpoint are used up" in new.log
 

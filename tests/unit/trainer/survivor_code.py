@@ -29,16 +29,21 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _dying(module: nn.Module, rank: int, after: int) -> nn.Module:
+def _dying(module: nn.Module, rank: int, after: int, by: signal.Signals = signal.SIGKILL) -> nn.Module:
     """The module, which kills this rank in its forward pass once it has computed so many of training."""
     calls = count(1)
 
     def before(inner: nn.Module, _: object) -> None:
         if inner.training and next(calls) > after and _is(rank):
-            _die()
+            os.kill(os.getpid(), by)
 
     module.register_forward_pre_hook(before)
     return module
+
+
+def stopping_mlp(rank: int, after: int) -> nn.Module:
+    """The next one, whose rank does not die but stands still, as if its node had died: it closes no connection."""
+    return _dying(wide_mlp(), rank, after, signal.SIGSTOP)
 
 
 def dropout_mlp(rank: int = 0, after: int = NEVER) -> nn.Module:

@@ -47,6 +47,33 @@ def test_the_loop_receives_sigterm(changes: str, sentence: str) -> None:
     assert found.stdout.splitlines() == [*(["own"] if "own'" in changes else []), "True"]
 
 
+TWICE = f"""
+import os, signal, socket, threading
+from disttrain_trainer.runtime.connections import cut_connections
+from disttrain_trainer.runtime.stop import StopRequest
+listener = socket.create_server(("127.0.0.1", 0))
+ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+others = socket.socketpair()
+stop, ended = StopRequest.on_sigterm(), threading.Event()
+stop.end_waits = lambda: (cut_connections(), ended.set())
+stop.loop_started(None)
+os.kill(os.getpid(), signal.SIGTERM)
+stop._requested.wait({GENEROUS})
+print(ended.is_set())
+os.kill(os.getpid(), signal.SIGTERM)
+print(ended.wait({GENEROUS}), ours.recv(1), theirs.recv(1))
+others[0].send(b"y")
+print(others[1].recv(1), socket.create_connection(listener.getsockname()).fileno() > 0)
+"""
+
+
+def test_a_second_sigterm_ends_connections_with_other_machines_and_nothing_else() -> None:
+    command = [sys.executable, "-c", TWICE]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=2 * GENEROUS, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.splitlines() == ["False", "True b'' b''", "b'y' True"]
+
+
 def test_a_folder_that_no_report_can_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "data\udcff" / "job"
     with pytest.raises(InvalidConfiguration) as refused:

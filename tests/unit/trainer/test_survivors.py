@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -28,7 +29,8 @@ from disttrain_trainer.survivors.resume import Resumed
 from disttrain_trainer.survivors.survivor import without_room
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS
 from tests.unit.trainer.layouts import SHARD
-from tests.unit.trainer.worlds import Ended, job, run_ranks, small
+from tests.unit.trainer.worlds import Ended, Rank, job, launch, run_ranks, small
+from tests.waiting import until
 
 STEPS, INTERVAL = 24, 5
 KILLED_AFTER = 15
@@ -135,6 +137,33 @@ def test_a_run_whose_rank_is_killed_goes_on_from_the_other_as_if_nothing_had_bee
     missing = {key for key in expected if key not in found}
     assert missing <= {(step, False)}
     assert {key: line for key, line in expected.items() if key not in missing} == found
+
+
+def test_a_rank_that_waits_for_one_that_is_silent_leaves_its_state_when_it_is_asked_again(
+    tmp_path: Path, memory: KeptMemory
+) -> None:
+    made, whole = training("stopping_mlp, rank 1"), training("dropout_mlp")
+    environment = {Env.MEMORY: memory.place, Env.GENERATION: "0"}
+    with launch(tmp_path, job(made), 2, storage=tmp_path, **environment) as world:
+        waiting, silent = world.processes
+        world.wait_until(lambda: psutil.Process(silent.pid).status() == psutil.STATUS_STOPPED)
+        waiting.send_signal(signal.SIGTERM)
+        until(lambda: asked_again(waiting) is not None)
+        assert waiting.poll() == ExitCode.PEER_LOST, world.text(0, "err")
+    second = life(tmp_path, made, memory, 1)
+    assert [one.code for one in second] == [0, 0], [one.err for one in second]
+    step, left_by, disk = resumed(second)
+    assert (left_by, disk) == (0, f"the newest checkpoint is of step {2 * INTERVAL}")
+    assert step > 2 * INTERVAL
+    other = tmp_path / "undisturbed"
+    assert [one.code for one in life(other, whole, KeptMemory(2), 0)] == [0, 0]
+    assert figures(tmp_path)[-1] == figures(other)[-1]
+
+
+def asked_again(rank: Rank) -> int | None:
+    """How it ended; it is asked again as long as it has not: the first signal may just be on its way."""
+    rank.send_signal(signal.SIGTERM)
+    return rank.poll()
 
 
 FALL_BACK = {

@@ -1,6 +1,7 @@
 """Worker 0's part of a gang: takes the other agents' connections, and passes on what they and its leader say."""
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -48,7 +49,8 @@ class LeadingAgent:
         self.refused = 0
         """Connections that were no agent's of this attempt."""
         self.restarts: RestartsInPlace | None = None
-        self.master_address = None
+        self.master_address: str | None = None
+        """Where the others have found a pod that is another one of worker 0: its name may not lead there yet."""
         if listener is not None:
             listener.setblocking(False)
             self._listening = self._loop.create_task(self._listen(listener))
@@ -162,6 +164,8 @@ class LeadingAgent:
                 channel.send(answer)
             if not taken:
                 raise Refused("it cannot take part now")
+            if self._leader.is_replacement:
+                self.master_address = _own_address(writer)
             former, self._channels[worker] = self._channels.get(worker), channel
             if former is not None:
                 former.close()
@@ -196,3 +200,9 @@ class LeadingAgent:
         if self.refused & (self.refused - 1) == 0:
             count = "" if self.refused == 1 else f" ({self.refused} so far)"
             self._log(f"gang: refused a connection from {address}: {why}{count}")
+
+
+def _own_address(writer: asyncio.StreamWriter) -> str:
+    """Return the address of this side of a connection; of one over IPv4 that a socket for IPv6 has taken, IPv4's."""
+    address = ipaddress.ip_address(str(writer.get_extra_info("sockname")[0]).partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)

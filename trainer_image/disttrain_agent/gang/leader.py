@@ -58,6 +58,7 @@ class Leader:
         self._workers, self._limits, self._ranks_per_pod = workers, limits, ranks_per_pod
         self._window, self._patience, self._longest = window, patience, longest
         self._replacement, self._learns = replacement, replacement > 0
+        self.is_replacement = replacement > 0
         self.generation = 0
         """The generation of its own pod's ranks."""
         self._newest = 0

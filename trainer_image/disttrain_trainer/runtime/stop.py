@@ -1,4 +1,4 @@
-"""SIGTERM: a wish to stop that ranks agree on between two steps.
+"""SIGTERM: a wish to stop that ranks agree on between two steps. A second one: no rank waits for the others any more.
 
 Python runs a signal handler only between two byte codes of the main thread, which may sit in a collective for minutes
 when a peer is gone. The interpreter's wake-up descriptor is written at once; a thread of ours reads the signal there.
@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 # What the end of a rank needs after the last chance for a checkpoint has passed.
 _MARGIN_SECONDS = 3.0
@@ -28,6 +29,8 @@ class StopRequest:
         self._wakeup: socket.socket | None = None
         self.before_exit = lambda message: None
         """Called with a sentence when this thread, not the loop, ends the process."""
+        self.end_waits = lambda: None
+        """Called when SIGTERM has come again."""
 
     @classmethod
     def on_sigterm(cls) -> "StopRequest":
@@ -74,14 +77,15 @@ class StopRequest:
         self._code = code
 
     def _listen(self, reader: socket.socket) -> None:
-        while signal.SIGTERM not in reader.recv(64):
-            continue
+        _hears_sigterm(reader, None)
         if not self._looping:
             self._exit("SIGTERM came before the first step")
         self.request()
-        if self._grace_seconds is not None:
-            threading.Event().wait(max(0.0, self._grace_seconds - _MARGIN_SECONDS))
-            self._exit(f"the step that SIGTERM met did not end within the grace of {self._grace_seconds:g} s")
+        grace = self._grace_seconds
+        until = None if grace is None else time.monotonic() + max(0.0, grace - _MARGIN_SECONDS)
+        while _hears_sigterm(reader, until):
+            self.end_waits()
+        self._exit(f"the step that SIGTERM met did not end within the grace of {grace:g} s")
 
     def _exit(self, message: str) -> None:
         if self._code is not None:
@@ -94,6 +98,17 @@ class StopRequest:
                 print(f"disttrain: Stopped: {message}", file=sys.stderr, flush=True)
             finally:
                 os._exit(self.EXIT_CODE)
+
+
+def _hears_sigterm(reader: socket.socket, until: float | None) -> bool:
+    """Wait for the signal until a time (None: for ever); whether it came."""
+    while True:
+        reader.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+        try:
+            if signal.SIGTERM in reader.recv(64):
+                return True
+        except TimeoutError:
+            return False
 
 
 def _heard(*_: object) -> None:
