@@ -1,8 +1,10 @@
 """The pod's environment, read once, and the environment of each of its ranks."""
 
+import ipaddress
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +109,9 @@ class PodEnvironment:
         generation: how often the ranks of this attempt have started before. master_port and master_address: of this
         generation; None: that of the pod.
         """
+        if master_address is not None and is_loopback(master_address) and not self.on_loopback:
+            # A proxy beside the agent, as those of a service mesh, has taken the connection: ranks would meet nobody.
+            master_address = None
         if self.config is None:
             return self._of_own_program(generation, master_port, master_address)
         meets = {} if master_address is None else {Env.MASTER_ADDR: master_address}
@@ -138,6 +143,13 @@ class PodEnvironment:
         if generation:
             own[Env.PET_RDZV_ID] = f"{self.variables.get(Env.PET_RDZV_ID, '')}-{generation}"
         return own
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it is an address of the loopback interface, and no name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return False
 
 
 def report_dir(scratch: Path) -> Path:

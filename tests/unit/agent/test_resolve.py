@@ -1,5 +1,6 @@
 """Waiting for the master's name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from disttrain_agent.life import Timing
 from disttrain_agent.reports import TerminationMessage
 from disttrain_agent.resolve import LIMIT_SECONDS, OWN_NAME_SECONDS, wait_for_address
 from disttrain_agent.supervise import Supervisor
-from disttrain_api.names import ExitCode
+from disttrain_api.names import Env, ExitCode
 from disttrain_api.report import decode_pod_report
 
 
@@ -69,6 +70,29 @@ async def test_the_master_that_does_not_find_its_own_name_is_the_cause_and_the_o
     report = decode_pod_report((tmp_path / "termination-message").read_text())
     assert ended == code
     assert (report.failure.exit_code, report.failure.message) == (code, f"{NOBODY} has no address: {why}")
+
+
+@pytest.mark.parametrize(("node_rank", "replacement", "awaits"), [(0, 0, True), (0, 2, False), (1, 2, True)])
+def test_another_pod_of_worker_0_alone_waits_for_no_name(
+    tmp_path: Path, node_rank: int, replacement: int, awaits: bool
+) -> None:
+    pod = PodEnvironment(node_rank, 1, NOBODY, tmp_path / "job.json", tmp_path, 1.0, {}, replacement=replacement)
+    assert pod.awaits_address is awaits
+    assert not replace(pod, config=None).awaits_address, "a program of the user's own looks for its peers itself"
+
+
+@pytest.mark.parametrize(
+    ("own", "found", "meets"),
+    [(NOBODY, "10.0.0.7", "10.0.0.7"), (NOBODY, "fd00::7", "fd00::7"), (NOBODY, None, NOBODY),
+     (NOBODY, "127.0.0.1", NOBODY), (NOBODY, "::1", NOBODY), ("127.0.0.1", "127.0.0.1", "127.0.0.1")],
+)  # fmt: skip
+@pytest.mark.parametrize("has_config", [True, False])
+def test_ranks_meet_where_the_others_have_found_their_agent_unless_a_proxy_has(
+    tmp_path: Path, own: str, found: str | None, meets: str, has_config: bool
+) -> None:
+    config = tmp_path / "job.json" if has_config else None
+    pod = PodEnvironment(0, 1, own, config, tmp_path, 1.0, {Env.MASTER_ADDR: own})
+    assert pod.of_rank(0, 1, None, found)[Env.MASTER_ADDR] == meets
 
 
 def test_the_master_waits_for_its_own_name_for_less_than_the_others_wait_for_it() -> None:
