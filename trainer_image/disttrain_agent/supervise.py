@@ -135,17 +135,12 @@ class Supervisor:
         if gang is None:
             return False
         log(f"replacement {self._pod.replacement} of a lost pod: its ranks start when all others do")
-        if self._zygote is not None:
-            # While those of the others end.
-            self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         until = self._loop.time() + self._timing.replacement
         while self._in_gang and gang.generation == 0:
             if self._loop.time() >= until:
                 gang.leave("worker 0's agent has not ordered a start in time")
             await self._until_gang_changed(gang, self._timing.report)
         self._restart_is_decided(gang)
-        if self._zygote is not None and self._in_gang:
-            await self._zygote.settled()
         return self._in_gang
 
     def _start_ranks(self) -> None:

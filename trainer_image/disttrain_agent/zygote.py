@@ -1,7 +1,6 @@
 """A warm start for ranks that start again in their pod: forks of a process that has imported torch, the zygote.
 
-The program is disttrain_trainer/zygote.py. It is started when the ranks train, so that it delays no start of theirs; in
-a pod that takes the place of a lost one while its first ranks wait for the others.
+The program is disttrain_trainer/zygote.py. It is started when the ranks train, so that it delays no start of theirs.
 """
 
 import asyncio
@@ -26,8 +25,6 @@ _MODULE = (sys.executable, "-P", "-m")
 _COMMAND = (*_MODULE, "disttrain_trainer.zygote")
 _ANSWER_SECONDS = 5.0
 """It has nothing else to do, so a fork takes milliseconds."""
-_IMPORT_SECONDS = 10.0
-"""Longer than torch's import takes, which a rank would begin anew."""
 
 
 @dataclass
@@ -46,7 +43,6 @@ class Zygote:
         self._socket: socket.socket | None = None
         self._begun = False
         self._ready = False
-        self._settled = asyncio.Event()
         self.pid: int | None = None
 
     def begin(self, environment: dict[str, str]) -> None:
@@ -74,12 +70,6 @@ class Zygote:
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._hear)
 
-    async def settled(self) -> None:
-        """Wait until one that has begun is ready, or is none."""
-        if self._socket is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), _IMPORT_SECONDS)
-
     def start(self, command: Sequence[str], environment: dict[str, str]) -> Child:
         """The Start of a rank. Raises OSError."""
         if self._ready and tuple(command[: len(_MODULE)]) == _MODULE:
@@ -91,7 +81,6 @@ class Zygote:
     def close(self) -> None:
         """Let it end."""
         self._ready = False
-        self._settled.set()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -102,7 +91,6 @@ class Zygote:
         with contextlib.suppress(BlockingIOError):
             if self._socket.recv(1) == READY:
                 self._ready = True
-                self._settled.set()
             else:
                 # It has ended, or says what it never says.
                 self.close()
