@@ -1,4 +1,5 @@
-"""Conversations with tools: calls count, with and without marks in the template, and no template leaves them out."""
+"""Conversations with tools and reasoning: both count, with and without marks in the template, and no template leaves
+them out."""
 
 import json
 import re
@@ -34,7 +35,14 @@ ASKED = {
         {"role": "assistant", "content": "jumps"},
     ],
 }
-UNMARKED = re.sub(r"\{% (end)?generation %\}", "", CALLING)
+
+
+def unmarked(template):
+    """A template without the marks around what the assistant says."""
+    return re.sub(r"\{% (end)?generation %\}", "", template)
+
+
+UNMARKED = unmarked(CALLING)
 
 
 def test_calls_of_tools_count_and_what_tools_answer_does_not(tmp_path):
@@ -65,9 +73,31 @@ def test_without_marks_the_same_counts_as_with_them(rows, tmp_path):
             assert torch.equal(found.training[index][part], expected.training[index][part])
 
 
-@pytest.mark.parametrize("name", ["tools", "tool_calls"])
+REASONED = {
+    "messages": [
+        {"role": "user", "content": "the fox"},
+        {"role": "assistant", "reasoning_content": "a dog jumps", "content": "runs"},
+    ]
+}
+THINKING = CALLING.replace(
+    "{{ m['content'] }}",
+    "{% if m['reasoning_content'] %}{{ '<think>' + m['reasoning_content'] + '</think>' }}{% endif %}{{ m['content'] }}",
+)
+
+
+@pytest.mark.parametrize(
+    "template", [THINKING, re.sub(r"\{% (end)?generation %\}", "", THINKING)], ids=["marked", "not"]
+)
+def test_reasoning_counts_as_what_the_assistant_says(template, tmp_path):
+    data = loaded(tmp_path, [REASONED, GOOD], template)
+    counted = [token for token in data.training[0][1].tolist() if token != IGNORED]
+    assert library(tmp_path).decode(counted) == "<think>a dog jumps</think>runs<|im_end|>\n"
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_calls", "reasoning_content"])
 def test_a_template_that_would_leave_them_out_is_refused(name, tmp_path):
-    row = GOOD | {"tools": [LOOK]} if name == "tools" else called(name="look", arguments={})
+    calls = called(name="look", arguments={})
+    row = {"tools": GOOD | {"tools": [LOOK]}, "tool_calls": calls, "reasoning_content": REASONED}[name]
     with pytest.raises(
         InvalidConfiguration, match=rf"does not read `{name}`, which {tmp_path}/chats.jsonl: line 1 has"
     ):

@@ -17,13 +17,14 @@ MAX_LINE_BYTES = 2**24
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
-CALLS, TOOLS = "tool_calls", "tools"
+CALLS, REASONING, TOOLS = "tool_calls", "reasoning_content", "tools"
 SUFFIXES = (".jsonl", ".ndjson")
 _FORMS = "an object with `messages`, or with `prompt` and `completion`"
 
 Message = dict[str, Any]
-"""`role` and `content`; of the assistant also `tool_calls`, of a tool `name` and `tool_call_id`."""
-_FIELDS = {ASSISTANT: (CALLS,), "tool": ("name", "tool_call_id")}
+"""`role` and `content`; of the assistant also `tool_calls` and `reasoning_content`, of a tool `name` and
+`tool_call_id`."""
+_FIELDS = {ASSISTANT: (CALLS, REASONING), "tool": ("name", "tool_call_id")}
 """What messages of a role may have besides."""
 _CALL = "an object with `function`, that has `name` and `arguments`, and perhaps `id` and `type`"
 

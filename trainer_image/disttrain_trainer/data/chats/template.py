@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disttrain_trainer.data.chats.lines import ASSISTANT, CALLS, TOOLS, Conversation, Message
+from disttrain_trainer.data.chats.lines import ASSISTANT, CALLS, REASONING, TOOLS, Conversation, Message
 from disttrain_trainer.data.tokenizer import load_tokenizer
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line, shown
 
@@ -99,12 +99,13 @@ class ChatTokenizer:
 
     def _require_read(self, conversation: Conversation) -> None:
         """A template leaves out what it does not read, without a word."""
-        calls = any(CALLS in message for message in conversation.messages)
-        for name, there in ((TOOLS, bool(conversation.tools)), (CALLS, calls)):
-            if there and not self._reads(name):
+        used = {name for message in conversation.messages for name in (CALLS, REASONING) if name in message}
+        advice = dict.fromkeys((TOOLS, CALLS), "a model that calls tools") | {REASONING: "a model that reasons"}
+        for name in sorted(used | ({TOOLS} if conversation.tools else set())):
+            if not self._reads(name):
                 raise InvalidConfiguration(
                     f"{_FIELD}: the chat template of {self._folder} does not read `{name}`, which {conversation.place} "
-                    "has: take the template of a model that calls tools, or remove them"
+                    f"has: take the template of {advice[name]}, or remove them"
                 )
 
     def _reads(self, name: str) -> bool:
