@@ -83,9 +83,9 @@ GATE = (
         Step("lint", ("make", "lint"), 300),
         pytest_step("operator", *OPERATOR, seconds=900),
         pytest_step("unit", "tests/unit", *(f"--ignore={name}" for name in (TRAINER, *OPERATOR)), seconds=900),
+        pytest_step("local", "tests/local", seconds=900),
         # From cold, what they need is built meanwhile.
         pytest_step("integration", "tests/integration", seconds=1200, needs=(api_server,)),
-        pytest_step("local", "tests/local", seconds=900),
     ),
 )
 ALL = (

@@ -8,6 +8,7 @@ import pytest
 
 from disttrain_api.builtin import GptConfig
 from disttrain_trainer import protocols
+from disttrain_trainer.data.texts.lanes import Lanes
 from disttrain_trainer.models.gpt import model as gpt
 from disttrain_trainer.models.transformers.model import CausalLanguageModel
 from disttrain_trainer.parallel.context.ulysses import Ulysses
@@ -26,6 +27,7 @@ def small_gpt() -> Any:
 OFFERED: dict[type, Callable[[], Any]] = {
     protocols.MapDataset: lambda: load_data(50)[0],
     protocols.IterableDataset: lambda: Streamed().data()[0],
+    protocols.OffersOtherParts: lambda: Lanes(lambda number: [], 1, 1, 0),
     protocols.OffersLayers: small_gpt,
     protocols.OffersTensorPlan: small_gpt,
     protocols.OffersOutputLayers: small_gpt,
