@@ -1,7 +1,9 @@
 """Weights of transformers models out and in: what `from_pretrained` and peft read computes what was trained."""
 
 import json
-import os
+import signal
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -18,7 +20,8 @@ from disttrain_trainer.models.transformers.model import build
 from disttrain_trainer.runtime.errors import CheckpointBroken, InvalidConfiguration
 from disttrain_trainer.transformers_export import export_model
 from tests.builders import a_manifest
-from tests.unit.trainer.comparisons import require_same
+from tests.corpora import content_of
+from tests.unit.trainer.comparisons import require_same, require_same_bits
 from tests.unit.trainer.layouts import PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.test_transformers_layouts import training
 from tests.unit.trainer.transformers_code import described, double_transformers
@@ -69,6 +72,22 @@ def logits_of(parameters, **config):
     return module.eval()(PROMPT)
 
 
+DIES = """
+import os, signal, sys
+from disttrain.main import main
+from disttrain_trainer.checkpoint.export import StoredModel
+left, real = iter(range(int(sys.argv[1]))), StoredModel.read
+
+def read(self, name):
+    if next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, name)
+
+StoredModel.read = read
+main(sys.argv[2:])
+"""
+
+
 class TestExport:
     def test_from_pretrained_computes_the_same(self, seeds, exported):
         files = sorted(path.name for path in exported.iterdir())
@@ -92,22 +111,21 @@ class TestExport:
         assert main(arguments) == 1
         assert f"{target} is there already" in capfd.readouterr().err
 
-    def test_killed_amid_an_export_nothing_has_its_name(self, tmp_path):
-        tensors = [Described(name, torch.float32, (2,)) for name in "ab"]
-
-        def dies(name):
-            if name == "b":
-                os._exit(9)
-            return torch.ones(2)
-
-        child = os.fork()
-        if not child:
-            try:
-                write_folder(tmp_path / "out", tensors, dies, {"config.json": b"{}"})
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-        assert not (tmp_path / "out").exists()
+    @pytest.mark.parametrize("read", [0, 5])
+    def test_killed_amid_an_export_nothing_has_its_name_and_nothing_is_lost(self, seeds, exported, tmp_path, read):
+        checkpoint, target = seeds["whole"][1], tmp_path / "out"
+        (tmp_path / "config.json").write_bytes((exported / "config.json").read_bytes())
+        arguments = ["export", str(checkpoint), str(target), "--model", str(tmp_path)]
+        before = content_of(checkpoint)
+        killed = subprocess.run([sys.executable, "-c", DIES, str(read), *arguments], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert not target.exists()
+        assert main(arguments) == 0
+        assert content_of(checkpoint) == before
+        found = load_file(target / "model.safetensors")
+        whole = {name: value for name, value in seeds["whole"][0].items() if name in found}
+        require_same_bits(found, whole)
+        assert len(whole) > 10
 
     def test_an_export_that_fails_leaves_nothing(self, tmp_path):
         def fails(_):
