@@ -30,7 +30,7 @@ STOPPED = "it does not answer: a signal has stopped it"
 MAX_CALLS, _LEAST_CALLS, _MAX_CALLS_OF_POD = 32, 4, 1024
 MAX_STACK_BYTES = 8 * 1024
 """The largest stack of a rank's main thread."""
-_MAIN_THREAD = "Current thread "
+MAIN_THREAD = "Current thread "
 
 
 def main_thread(text: str, ranks: int) -> str:
@@ -40,7 +40,7 @@ def main_thread(text: str, ranks: int) -> str:
     ranks: of the pod, which share what an answer may have. With as many ranks it is as many calls, whatever their
     length: the stacks of two ranks stay alike.
     """
-    _, found, rest = text.partition(_MAIN_THREAD)
+    _, found, rest = text.partition(MAIN_THREAD)
     calls = max(_LEAST_CALLS, min(MAX_CALLS, _MAX_CALLS_OF_POD // max(1, ranks)))
     lines = rest.partition("\n\n")[0].partition("\nThread ")[0].split("\n", calls + 1)[: calls + 1]
     if not found:
@@ -62,7 +62,7 @@ def without_collectives(stacks: Mapping[str, str]) -> dict[str, str]:
 def main_thread_first(text: str) -> str:
     """Return the stacks of a rank with those of its main thread before all others."""
     threads = text.strip("\n").split("\n\n")
-    return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith(_MAIN_THREAD)))
+    return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith(MAIN_THREAD)))
 
 
 def decode_stacks(data: bytes, ranks: range, most: int = MAX_STACKS_ANSWER_BYTES) -> dict[int, str]:

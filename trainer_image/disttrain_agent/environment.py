@@ -162,6 +162,11 @@ def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.stacks"
 
 
+def threads_file(folder: Path, rank: int) -> Path:
+    """The file into which a rank writes the stacks of all threads but its main one. folder: of the reports."""
+    return folder / f"rank-{rank}.threads"
+
+
 def collectives_file(folder: Path, rank: int) -> Path:
     """The file into which a rank writes its last collective calls when it is asked. folder: of the reports."""
     return folder / f"rank-{rank}.collectives"

@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Protocol
 
 from disttrain_agent.checkpoint_request import request_checkpoint
-from disttrain_agent.collectives import answered_collectives, ask_for_collectives
+from disttrain_agent.collectives import answered_collectives, ask_for_collectives, other_threads
 from disttrain_agent.environment import PodEnvironment, stacks_file
 from disttrain_agent.reports import Reports, figures_of
 from disttrain_agent.step_clock import StepClock
 from disttrain_api.flight_recorder import Collective
 from disttrain_api.names import STACKS_SIGNAL
 from disttrain_api.report import MAX_AWAITED, AgentStatus, Figures, RankStatus, RestartsInPlace
-from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES, STOPPED, main_thread, with_collectives, without_collectives
+from disttrain_api.stacks import (
+    MAIN_THREAD,
+    MAX_STACKS_ANSWER_BYTES,
+    STOPPED,
+    main_thread,
+    with_collectives,
+    without_collectives,
+)
 
 MAX_STACKS_BYTES = 256 * 1024
+_OF_ONE_THREAD = "Stack "
 _STACKS_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
 _PAUSES_FOR_COLLECTIVES = 10
@@ -168,7 +176,13 @@ class Look:
             return STOPPED
         if not found:
             return "it does not answer: it is stopped, or the disk is full"
-        return with_collectives(found, await self._collectives(process)) if asked else found
+        # So faulthandler calls the thread that has answered where it writes of others, too.
+        found = found.replace(_OF_ONE_THREAD, MAIN_THREAD, 1) if found.startswith(_OF_ONE_THREAD) else found
+        if not asked:
+            return found
+        collectives = await self._collectives(process)
+        threads = other_threads(process.rank, self._pod.report_dir)
+        return with_collectives(f"{found.rstrip()}\n\n{threads}" if threads else found, collectives)
 
     async def _collectives(self, process: Rank) -> list[Collective]:
         """The last collective calls of a rank that was asked for them; none where it does not answer soon."""

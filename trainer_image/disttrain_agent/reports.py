@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from disttrain_agent.checkpoint_request import checkpoint_request_file
-from disttrain_agent.environment import collectives_file, collectives_pipe, meeting_file, stacks_file
+from disttrain_agent.environment import collectives_file, collectives_pipe, meeting_file, stacks_file, threads_file
 from disttrain_agent.own_ranks import process_file
 from disttrain_agent.step_clock import step_times_file
 from disttrain_api.report import (
@@ -86,11 +86,11 @@ class Reports:
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in (meeting_file(self._folder), checkpoint_request_file(self._folder)):
             path.unlink(missing_ok=True)
-        files = (stacks_file, collectives_pipe, collectives_file, step_times_file, process_file, figures_file)
+        files = (stacks_file, threads_file, collectives_pipe, collectives_file, step_times_file, process_file)
         for rank in self._ranks:
             path = report_path(self._folder, rank)
             path.unlink(missing_ok=True)
-            for file in files:
+            for file in (*files, figures_file):
                 file(self._folder, rank).unlink(missing_ok=True)
             # A rank can fail on a disk that is full before its first report.
             _reserve(path, _REPORT_BYTES)

@@ -1,6 +1,7 @@
-"""A rank that is asked for its stacks, by a signal, writes those of all its threads into a file.
+"""A rank that is asked for its stacks, by a signal, writes that of its main thread into a file.
 
-For its last collective calls it is asked apart: those take Python, which may not run.
+For those of its other threads and for its last collective calls it is asked apart: they take Python, which may not run.
+Without Python's lock, a look at a thread that runs reads what that is just giving back, and ends the process.
 """
 
 import faulthandler
@@ -26,7 +27,7 @@ def answer_for_stacks(rank: int, folder: Path | None) -> None:
         part = folder / f".rank-{rank}.stacks.part"
         # faulthandler writes to the descriptor for as long as the process lives.
         file = part.open("ab", buffering=0)
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False)
         part.rename(folder / f"rank-{rank}.stacks")
         _kept.append(file)
         answer_for_collectives(rank, folder)
