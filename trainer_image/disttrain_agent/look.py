@@ -19,6 +19,7 @@ from disttrain_api.report import MAX_AWAITED, AgentStatus, Figures, RankStatus, 
 from disttrain_api.stacks import (
     MAIN_THREAD,
     MAX_STACKS_ANSWER_BYTES,
+    MAX_WHOLE_STACKS_BYTES,
     STOPPED,
     main_thread,
     with_collectives,
@@ -26,6 +27,7 @@ from disttrain_api.stacks import (
 )
 
 MAX_STACKS_BYTES = 256 * 1024
+"""For all threads of a rank, and less where many ranks share what is read of the pod's answer."""
 _OF_ONE_THREAD = "Stack "
 _STACKS_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
@@ -181,7 +183,9 @@ class Look:
         if not asked:
             return found
         collectives = await self._collectives(process)
-        threads = other_threads(process.rank, self._pod.report_dir)
+        # As JSON, and with the collective calls, it is up to twice as long.
+        most = min(MAX_STACKS_BYTES, MAX_WHOLE_STACKS_BYTES // (2 * len(self._asked.ranks)))
+        threads = other_threads(process.rank, self._pod.report_dir)[: max(0, most - len(found))]
         return with_collectives(f"{found.rstrip()}\n\n{threads}" if threads else found, collectives)
 
     async def _collectives(self, process: Rank) -> list[Collective]:

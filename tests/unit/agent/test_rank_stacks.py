@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 from disttrain_agent.collectives import answered_collectives, ask_for_collectives
-from disttrain_agent.environment import PodEnvironment, collectives_file, collectives_pipe, stacks_file
-from disttrain_agent.look import Look
+from disttrain_agent.environment import (
+    PodEnvironment,
+    collectives_file,
+    collectives_pipe,
+    stacks_file,
+    threads_file,
+)
+from disttrain_agent.look import MAX_STACKS_BYTES, Look
 from disttrain_agent.output import RankOutput
 from disttrain_agent.reports import Reports
 from disttrain_api.flight_recorder import Collective, lines_of
 from disttrain_api.names import STACKS_SIGNAL
-from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES, STOPPED
+from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES, MAX_WHOLE_STACKS_BYTES, STOPPED
 from tests.unit.operator.clocked_loop import JumpingLoop
 from tests.waiting import until
 
@@ -130,6 +136,34 @@ def test_the_last_collective_calls_stand_below_the_stacks(pod: Pod, recorder: Pa
     pod.asked = lambda: (pod.write(TEXT), after(0.2, recorder.write_text, f"{CALLS}\n  odd\n"))
     for main in (False, True):
         assert said(pod, main=main) == (f"{TEXT.rstrip()}\n\n{CALLS}", 0.2)
+
+
+OTHER = 'Thread 0x2 (most recent call first):\n  File "b.py", line 7 in g'
+
+
+def test_the_other_threads_stand_between_the_main_one_and_the_collective_calls(pod: Pod, recorder: Path) -> None:
+    """faulthandler calls a thread that answers for itself alone another name than beside all others."""
+    threads = threads_file(recorder.parent, pod.rank)
+    threads.write_text("of a former question")
+    pod.asked = lambda: (
+        pod.write(TEXT.replace("Current thread ", "Stack ")),
+        threads.write_text(OTHER),
+        recorder.write_text(CALLS),
+    )
+    assert said(pod)[0] == f"{TEXT.rstrip()}\n\n{OTHER}\n\n{CALLS}"
+    assert said(pod, main=True)[0] == f"{TEXT.rstrip()}\n\n{CALLS}"
+
+
+@pytest.mark.parametrize("ranks", [1, 16], ids=["one rank", "many ranks share what is read of a pod's answer"])
+def test_the_stacks_of_many_threads_fit_into_the_answer(pod: Pod, recorder: Path, ranks: int) -> None:
+    threads = threads_file(recorder.parent, pod.rank)
+    pod.asked = lambda: (pod.write(TEXT), threads.write_text("t" * MAX_WHOLE_STACKS_BYTES), recorder.write_text(CALLS))
+    pod.ranks = [pod] * ranks
+    text, _ = said(pod)
+    assert text.startswith(TEXT)
+    assert text.endswith(CALLS)
+    most = min(MAX_STACKS_BYTES, MAX_WHOLE_STACKS_BYTES // (2 * ranks))
+    assert len(text) == most + len("\n") + len(f"\n\n{CALLS}")
 
 
 def test_a_rank_that_runs_no_python_gives_its_stacks_alone(pod: Pod, recorder: Path) -> None:
