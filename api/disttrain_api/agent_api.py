@@ -16,6 +16,7 @@ from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
+from disttrain_api.attempt_key import MAX_PROOF_LETTERS
 from disttrain_api.base import ApiModel
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, LEADER_PATH, RESTART_PATH, TOKEN_HEADER
 from disttrain_api.pod_address import MAX_LETTERS
@@ -63,7 +64,8 @@ class RestartOrdered(_Answer):
 
 
 class LeaderKnown(_Answer):
-    """The agent looks for worker 0's agent at this address as soon as it has no connection to it."""
+    """The agent starts its ranks with this address, or looks there for worker 0's agent as soon as it has no connection
+    to it."""
 
     known: Literal[True]
 
@@ -89,6 +91,8 @@ class Operation:
     query: Mapping[str, Schema] = field(default_factory=dict)
     """Schemas of the parameters. Those without a default are required."""
     with_token: bool = True
+    before_start: bool = False
+    """Whether the agent answers it while it has not started its ranks."""
 
 
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1}
@@ -159,22 +163,33 @@ LEADER = Operation(
     "leader",
     "POST",
     LEADER_PATH,
-    "Say at which address worker 0's pod is, which has taken the place of a lost one.",
+    "Say at which address worker 0's pod is: before its name has one, or when it has taken the place of a lost pod.",
     LeaderKnown,
     (400, 409),
     {
         "address": {
-            "description": "The address of the pod, as a literal. Who is there has to prove the key of the attempt.",
+            "description": "The address of the pod, as a literal. Ranks that have started restart there once "
+            "who is there has proved the key of the attempt.",
             "type": "string",
             "maxLength": MAX_LETTERS,
         },
         "replacement": _NUMBER
-        | {"description": "Which replacement it is (`DISTTRAIN_REPLACEMENT` of the pod).", "minimum": 1},
+        | {
+            "description": "Which replacement it is (`DISTTRAIN_REPLACEMENT` of the pod); 0: none, it is the first pod."
+        },
+        "proof": {
+            "description": "HMAC-SHA256 of the address under the key of the attempt's addresses, as hexadecimal "
+            "digits. Ranks that have not started start with no other address.",
+            "type": "string",
+            "maxLength": MAX_PROOF_LETTERS,
+            "default": "",
+        },
     },
+    before_start=True,
 )
 OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART, LEADER)
 
-_OF_ALL, _WITH_TOKEN = (413,), (401, 405, 429)
+_OF_ALL, _WITH_TOKEN, _BEFORE_START = (413,), (401, 405, 429), (503,)
 REFUSALS: Mapping[int, str] = {
     400: "A parameter is absent, or has none of its values.",
     401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents.",
@@ -185,6 +200,7 @@ REFUSALS: Mapping[int, str] = {
     "0's. An address of worker 0: the agent follows none, or the pod there is none that it waits for.",
     413: "The request has a body.",
     429: "The agent gets more requests in a second than it answers.",
+    503: "The agent waits for the address of worker 0, and has started no rank.",
 }
 
 _DESCRIPTION = f"""The agent, the first process of each worker of a DistTrainingJob, serves this API (see agent.md).
@@ -196,6 +212,7 @@ whose description says what None means is absent then, never null. Clients ignor
 def codes(operation: Operation) -> list[int]:
     """Return the codes that a request with the method of this operation can get."""
     general = _OF_ALL + (_WITH_TOKEN if operation.with_token else ())
+    general += () if operation.before_start or not operation.with_token else _BEFORE_START
     return [200, *sorted(general + operation.refusals)]
 
 

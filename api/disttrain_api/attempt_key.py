@@ -2,6 +2,8 @@
 
 import hmac
 
+MAX_PROOF_LETTERS = 64
+
 
 def attempt_key(token: str, purpose: str, uid: str, attempt: int, generation: int = 0) -> bytes:
     """Return the key of one attempt of the job `uid`, and of one generation of its ranks, which is how often they have
@@ -10,3 +12,10 @@ def attempt_key(token: str, purpose: str, uid: str, attempt: int, generation: in
         raise ValueError("the job's token is empty")
     lives = f"{attempt} {generation}" if generation else str(attempt)
     return hmac.digest(token.encode(), f"disttrain {purpose} {uid} {lives}".encode(), "sha256")
+
+
+def address_proof(token: str, uid: str, attempt: int, address: str) -> str:
+    """Return what shows that whoever says the address of worker 0 knows the job's token: HMAC-SHA256 of the address as
+    hexadecimal digits. It may be read by others: it serves for this address of this attempt alone. Raises ValueError
+    for an empty token."""
+    return hmac.digest(attempt_key(token, "address", uid, attempt), address.encode(), "sha256").hex()

@@ -125,7 +125,7 @@ class Operator:
             per_second=settings.progress_per_second,
             ask=ask,
         )
-        self._leader_addresses = LeaderAddresses(world, lambda uid: agent_token(self._token_of(uid)), acts, ask)
+        self._leader_addresses = LeaderAddresses(world, self._token_of, acts, ask)
         self._pod_events = PodEvents(client, world, world.wake, acts)
         sources = Sources(live_of=self._agents.live, event_of=self._pod_events.event)
         self._silent_pods: SilentPods | None = None

@@ -1,7 +1,8 @@
-"""Announces the address of a pod that replaces worker 0's lost one to the agents of the other workers.
+"""Announces the address of worker 0's pod to agents that wait for it, and that of its replacement to all others.
 
-These agents also look the name up, but the cluster's DNS may still lead to the lost pod for a while. Each agent hears
-the address once. The operator tries again for a while where an agent does not answer; that agent finds the pod by name.
+These agents also look the name up, but the cluster's DNS may remember for a while that it was missing, or lead to the
+lost pod. Each agent hears the address once. The operator tries again for a while where an agent does not answer; that
+agent finds the pod by name.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from disttrain_api.agent_token import agent_token
+from disttrain_api.attempt_key import address_proof
 from disttrain_api.names import LEADER_PATH
 from disttrain_operator.agent_client import Agent, Ask, agent_of, ask_directly
 from disttrain_operator.agent_http import NoAnswer
@@ -28,25 +31,28 @@ _PER_TURN = 100
 
 @dataclass
 class _Announcement:
-    """A replacement of worker 0's pod, and the agents that have heard of it, by the uids of their pods."""
+    """A pod of worker 0, and the agents that have heard of it, by the uids of their pods."""
 
     leader: Agent
     replacement: int
+    """Which replacement it is; 0: the first pod."""
     tries: dict[str, int] = field(default_factory=dict)
     """MOST_TRIES: it knows, or does not want to."""
 
-    @property
-    def path(self) -> str:
-        return f"{LEADER_PATH}?address={self.leader.host.strip('[]')}&replacement={self.replacement}"
+    def path(self, token: str) -> str:
+        """The request of an announcement. token: of the job."""
+        leader, address = self.leader, self.leader.host.strip("[]")
+        proof = address_proof(token, leader.job_uid, leader.attempt, address)
+        return f"{LEADER_PATH}?address={address}&replacement={self.replacement}&proof={proof}"
 
 
 class LeaderAddresses:
-    """Announces the address of worker 0's replacement as soon as its container runs."""
+    """Announces the address of worker 0 as soon as its container runs."""
 
     def __init__(
         self, world: World, token_of: Callable[[str], str], active: Callable[[], bool], ask: Ask = ask_directly
     ) -> None:
-        """`token_of`: the token of a job's agents, by its uid."""
+        """`token_of`: the token of a job, by its uid."""
         self._world, self._token_of, self._active, self._ask = world, token_of, active, ask
         self._announced: dict[str, _Announcement] = {}
         """By job."""
@@ -70,18 +76,21 @@ class LeaderAddresses:
             if number % _PER_TURN == _PER_TURN - 1:
                 await asyncio.sleep(0)
             # To read a job takes far longer than this.
-            job = self._world.job(uid) if self._world.has_replacements(uid) else None
-            if job is None or not job.status.attempts or not job.status.attempts[-1].replacements:
+            asked_for = self._world.awaits_address(uid) or self._world.has_replacements(uid)
+            job = self._world.job(uid) if asked_for else None
+            if job is None:
                 continue
             gang = list(self._gang(job.namespace, uid, job.status.attempt))
-            leaders = [one for one in gang if one[0].index == 0 and one[1]]
+            leaders = [one for one in gang if one[0].index == 0]
             if leaders:
                 announcement = _Announcement(*max(leaders, key=lambda one: one[1]))
                 former = self._announced.get(uid)
                 announced[uid] = former if former is not None and former.leader == announcement.leader else announcement
+                waiting = {pod.uid for pod in self._world.last_seen(uid) if pod.awaits_address is not None}
                 for agent, _ in gang:
+                    seeks = agent.pod_uid in waiting or (announcement.replacement > 0 and agent.index > 0)
                     due = agent.pod_uid not in self._asked and announced[uid].tries.get(agent.pod_uid, 0) < MOST_TRIES
-                    if agent.index and due:
+                    if seeks and due:
                         line.push(job.namespace, (announced[uid], agent))
         self._announced = announced
         for _ in range(min(MOST - len(self._asked), len(line))):
@@ -99,7 +108,8 @@ class LeaderAddresses:
     async def _announce(self, announcement: _Announcement, agent: Agent) -> None:
         tries = announcement.tries.get(agent.pod_uid, 0) + 1
         try:
-            await self._ask(agent, self._token_of(agent.job_uid), announcement.path)
+            token = self._token_of(agent.job_uid)
+            await self._ask(agent, agent_token(token), announcement.path(token))
         except NoAnswer as error:
             # It waits for no such pod, or is of an earlier version.
             logger.debug("the agent of pod %s does not look for %s: %s", agent.pod_uid, announcement.leader.host, error)

@@ -149,6 +149,7 @@ class World:
     _pod_facts: dict[str, dict[str, _Seen]] = field(default_factory=dict)
     """By the uids of job and pod."""
     _disturbed: set[str] = field(default_factory=set)
+    _awaiting: set[str] = field(default_factory=set)
     """Uids of jobs of which some pod did not simply run when they were looked at last."""
 
     def __post_init__(self) -> None:
@@ -293,6 +294,7 @@ class World:
                 now[metadata["uid"]] = seen
         facts = [facts for _, _, facts in now.values() if facts is not None]
         (self._disturbed.discard if all(pod.undisturbed for pod in facts) else self._disturbed.add)(job.uid)
+        (self._awaiting.add if any(pod.awaits_address for pod in facts) else self._awaiting.discard)(job.uid)
         return tuple(sorted(facts, key=lambda pod: (pod.attempt, pod.role, pod.index, pod.uid)))
 
     def looked_at(self) -> list[str]:
@@ -303,6 +305,10 @@ class World:
         """Whether the programs of all pods of a job had started when it was looked at last, and nothing was about to
         end one of them."""
         return uid in self._pod_facts and uid not in self._disturbed
+
+    def awaits_address(self, uid: str) -> bool:
+        """Whether an agent of a job waited for the address of worker 0 when it was looked at last."""
+        return uid in self._awaiting
 
     def last_seen(self, uid: str) -> list[PodFacts]:
         """The pods of a job as they were when it was looked at last: a change of theirs has it looked at again."""
@@ -337,3 +343,4 @@ class World:
         self._facts.forget(uid)
         self._pod_facts.pop(uid, None)
         self._disturbed.discard(uid)
+        self._awaiting.discard(uid)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from disttrain_agent.restart import Limits
 from disttrain_api.agent_token import agent_token
-from disttrain_api.attempt_key import attempt_key
+from disttrain_api.attempt_key import address_proof, attempt_key
 from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.errors import DisttrainError
 from disttrain_api.names import DEFAULT_GRACE_SECONDS, REPORTS_FOLDER, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
@@ -59,6 +59,10 @@ class PodEnvironment:
     def gang_key(self) -> bytes | None:
         """What the agents of this attempt prove to each other; None if the pod has no readable token of its job."""
         return attempt_key(token, "gang", self.job_uid, self.attempt) if (token := self._job_token) else None
+
+    def address_proof(self, address: str) -> str | None:
+        """Return what an address of worker 0 must come with; None if the pod has no readable token of its job."""
+        return address_proof(token, self.job_uid, self.attempt, address) if (token := self._job_token) else None
 
     @property
     def _job_token(self) -> str:

@@ -7,7 +7,7 @@
     GET /v1/stacks?thread=T         the stacks of all ranks; T: main, or all
     POST /v1/checkpoint             ask the ranks for a checkpoint
     POST /v1/restart?attempt=…      restart the ranks of a gang that hangs
-    POST /v1/leader?address=A&replacement=N    where the pod is that has taken the place of worker 0's
+    POST /v1/leader?address=A&replacement=N&proof=P    where worker 0's pod is
 
 Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
 """
@@ -55,7 +55,7 @@ class Api:
             agent_api.RESTART.path: self._restart,
             agent_api.LEADER.path: self._leader,
         }
-        self._routes = {one.path: (one.method, answers[one.path]) for one in agent_api.OPERATIONS if one.with_token}
+        self._routes = {one.path: (one, answers[one.path]) for one in agent_api.OPERATIONS if one.with_token}
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; its connection then ends."""
@@ -81,9 +81,11 @@ class Api:
         route = self._routes.get(request.path)
         if route is None:
             raise RefusedError(404, f"no such page; there are {', '.join(self._routes)}")
-        method, answer = route
-        if request.method != method:
-            raise RefusedError(405, f"only {method} is answered")
+        operation, answer = route
+        if request.method != operation.method:
+            raise RefusedError(405, f"only {operation.method} is answered")
+        if not self._look.started and not operation.before_start:
+            raise RefusedError(503, "no rank has been started in this pod yet")
         return await answer(request)
 
     async def _status(self, request: web.BaseRequest) -> Any:
@@ -127,10 +129,10 @@ class Api:
     async def _leader(self, request: web.BaseRequest) -> Any:
         replacement = _number(request, "replacement", None)
         address = pod_address(request.query.get("address"), loopback=self._look.on_loopback)
-        if address is None or not replacement:
-            raise RefusedError(400, "`address` must be an address that a pod can have, `replacement` more than 0")
-        if not self._look.hear_leader(str(address), replacement):
-            raise RefusedError(409, "this agent waits for no such replacement of worker 0's pod")
+        if address is None:
+            raise RefusedError(400, "`address` must be an address that a pod can have")
+        if not self._look.hear_leader(str(address), replacement, request.query.get("proof", "")):
+            raise RefusedError(409, "this agent waits for no such pod of worker 0")
         return {"known": True}
 
 

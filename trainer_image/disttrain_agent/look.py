@@ -92,13 +92,14 @@ class Look:
         send: Callable[[int, int], None] = os.kill,
         is_stopped: Callable[[int], bool] = _is_stopped,
         hangs: Callable[[int, int | None], bool | str] = lambda generation, rank: "its ranks do not restart in place",
-        hear_leader: Callable[[str, int], bool] = lambda address, replacement: False,
+        hear_leader: Callable[[str, int, str], bool] = lambda address, replacement, proof: False,
     ) -> None:
         """steps: of ranks that write the times of their steps; None: of a program that does not. generation: how often
         the ranks have started before. asked: who is asked for stacks; None: `processes`. send: sends a signal to a
         process. is_stopped: whether a signal has stopped a process, by what the kernel says now. hangs: has a rank of a
         generation killed (None: all), so that all start again; answers whether it does, or why it may not. hear_leader:
-        takes the address of worker 0's pod, and which replacement that is; returns whether it is one to look for."""
+        takes the address of worker 0's pod, which replacement that is, and a proof of who says it; returns whether it
+        is one to look for."""
         self._pod, self._processes, self._reports, self._restarts = pod, processes, reports, restarts
         self._awaited, self._steps, self._generation = awaited, steps, generation
         self._asked = processes if asked is None else asked
@@ -106,6 +107,11 @@ class Look:
         self._hangs = hangs
         self._asking = asyncio.Lock()
         self.hear_leader, self.on_loopback = hear_leader, pod.on_loopback
+
+    @property
+    def started(self) -> bool:
+        """Whether ranks have been started in the pod."""
+        return bool(self._processes.ranks)
 
     def status(self, refused: Mapping[str, int]) -> AgentStatus:
         """Return where every rank is. refused: what the API has refused so far, by the reason."""

@@ -20,13 +20,13 @@ from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.life import Life, Timing
 from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
+from disttrain_agent.master_address import MasterAddress
 from disttrain_agent.memory import open_memory
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.output import log
 from disttrain_agent.own_ranks import OwnRanks
 from disttrain_agent.processes import Processes, RankProcess, Start, execute
 from disttrain_agent.reports import Reports, TerminationMessage
-from disttrain_agent.resolve import LIMIT_SECONDS, wait_for_address
 from disttrain_agent.restart import hopeless
 from disttrain_agent.step_clock import StepClock
 from disttrain_agent.verdict import exit_code, first_cause
@@ -63,6 +63,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._processes = Processes(self._rank_ended)
         self._life = Life()
+        self._master = MasterAddress(pod, self._timing.own_name, log)
         self._stop_at: float | None = None
         self._gang: Gang | None = None
         self._restarts: RestartsInPlace | None = None
@@ -75,24 +76,27 @@ class Supervisor:
         if self._pod.restarts_in_place is not None:
             self._processes.adopt_orphans()
         self._reports.forget()
-        if self._pod.awaits_address and not await self._address_known():
-            return self._not_started()
+        steps = StepClock(self._pod.report_dir, self._pod.ranks)
+        own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
+        look = Look(
+            self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps,
+            lambda: 0 if self._gang is None else self._gang.generation,
+            asked=own, hangs=self._hangs, hear_leader=self._hear_leader,
+        )  # fmt: skip
         listener = watch = None
         try:
-            self._gang = join_gang(self._pod, self._timing, self._changed.set, log)
+            if self._pod.awaits_address:
+                if not self._pod.on_loopback:
+                    listener = listen(self._pod, look, log)
+                if not await self._master.known(self._changed) or self._stop_at is not None:
+                    return self._not_started()
+            self._gang = join_gang(self._pod, self._timing, self._changed.set, log, self._master.heard)
             if not await self._ordered_to_start():
                 return self._not_ordered()
             self._reports.prepare()
             self._start_ranks()
-            steps = StepClock(self._pod.report_dir, self._pod.ranks)
             watch = self._loop.create_task(steps.watch())
-            own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
-            look = Look(
-                self._pod, self._processes, self._reports, lambda: self._restarts, self._awaited, steps,
-                lambda: 0 if self._gang is None else self._gang.generation,
-                asked=own, hangs=self._hangs, hear_leader=self._hear_leader,
-            )  # fmt: skip
-            listener = listen(self._pod, look, log)
+            listener = listener or listen(self._pod, look, log)
             while True:
                 await self._until_all_have_ended()
                 self._processes.reap()
@@ -124,8 +128,10 @@ class Supervisor:
             return "its ranks do not restart in place"
         return "the pod is to end" if self._stop_at else self._gang.hangs(generation, rank, self._reports.checkpoint)
 
-    def _hear_leader(self, address: str, replacement: int) -> bool:
-        return self._gang is not None and self._gang.hear_leader(address, replacement)
+    def _hear_leader(self, address: str, replacement: int, proof: str) -> bool:
+        if self._gang is not None and replacement:
+            return self._gang.hear_leader(address, replacement)
+        return self._master.hear(address, proof)
 
     async def _ordered_to_start(self) -> bool:
         """Return whether the first ranks may start: those of a replacement start with the others' next ones."""
@@ -147,8 +153,10 @@ class Supervisor:
         """Raises OSError where they cannot be started."""
         self._life = Life(memory_kills())
         gang = self._gang
-        life = (0, None, None) if gang is None else (gang.generation, gang.master_port, gang.master_address)
-        self._processes.start(self._pod, self._command, self._start, *life)
+        generation, port, address = (
+            (0, None, None) if gang is None else (gang.generation, gang.master_port, gang.master_address)
+        )
+        self._processes.start(self._pod, self._command, self._start, generation, port, address or self._master.heard)
         ranks = self._pod.ranks
         log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -228,15 +236,6 @@ class Supervisor:
         obeyed = failure.cause.exit_code == ExitCode.STOPPED
         if why is not None and not failure.signaled and not obeyed:
             gang.leave(why)
-
-    async def _address_known(self) -> bool:
-        limit = self._timing.own_name if self._pod.is_master else LIMIT_SECONDS
-        known = asyncio.create_task(wait_for_address(self._pod.master_address, log, limit=limit))
-        changed = asyncio.create_task(self._changed.wait())
-        await asyncio.wait({known, changed}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (known, changed):
-            task.cancel()
-        return self._stop_at is None and known.done() and not known.cancelled() and known.result()
 
     def _step(self, now: float) -> float:
         """Do what is due; answers with the seconds until something else may be."""
@@ -359,13 +358,7 @@ class Supervisor:
     def _not_started(self) -> int:
         if self._stop_at is not None:
             return ExitCode.STOPPED
-        code, why = ExitCode.PEER_LOST, "worker 0 or the cluster's DNS cannot be reached"
-        if self._pod.is_master:
-            code = ExitCode.NETWORK_FAULTY
-            why = (
-                "it is this pod's own name: the cluster's DNS cannot be reached from here, or the job's Service is gone"
-            )
-        message = f"{self._pod.master_address} has no address: {why}"
+        code, message = self._master.why_unknown()
         self._report_failure(own_failure(self._pod.ranks.start, code, message))
         return code
 

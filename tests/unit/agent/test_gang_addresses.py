@@ -65,6 +65,17 @@ async def test_an_agent_goes_where_it_is_told_while_the_name_server_is_silent(na
     port.close()
 
 
+async def test_the_first_connection_goes_where_the_ranks_meet_before_the_name_has_an_address(names: Names) -> None:
+    port = a_leader(0)
+    follower = FollowingAgent(
+        lambda: None, list[str]().append, KEY, 1, WORKERS, "worker-0", port.address[1], heard="127.0.0.1"
+    )
+    await until(lambda: 1 in port.leader._present)
+    assert not names.asked
+    follower.close()
+    port.close()
+
+
 async def test_the_ranks_meet_at_the_address_that_the_agent_has_heard(names: Names) -> None:
     names.answers.set()
     port = a_leader()
@@ -177,7 +188,8 @@ def test_an_agent_takes_the_address_of_a_pod_and_nothing_else(gangs: Gangs) -> N
     ]
     for address in addresses:
         assert tell(second, f"?address={address}&replacement=1") == 400, address
-    for number in ("", "0", "-1", "1.5", "x", "9" * 11):
+    assert tell(second, "?address=127.0.0.1&replacement=0") == 409, "its ranks have started"
+    for number in ("", "-1", "1.5", "x", "9" * 11):
         assert tell(second, f"?address=127.0.0.1&replacement={number}") == 400, number
     for query in ("", "?address=127.0.0.1", "?replacement=1"):
         assert tell(second, query) == 400

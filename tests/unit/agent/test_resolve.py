@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from disttrain_agent import resolve, supervise
+from disttrain_agent import master_address, resolve
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.life import Timing
 from disttrain_agent.reports import TerminationMessage
@@ -63,7 +63,7 @@ async def test_the_master_that_does_not_find_its_own_name_is_the_cause_and_the_o
 ) -> None:
     """Each waits as long as it may: the other one's limit is out of reach."""
     limit = {0: 0.05, 1: 3600.0}[node_rank]
-    monkeypatch.setattr(supervise, "LIMIT_SECONDS", 3600.05 - limit)
+    monkeypatch.setattr(master_address, "LIMIT_SECONDS", 3600.05 - limit)
     pod = PodEnvironment(node_rank, 1, NOBODY, tmp_path / "job.json", tmp_path, 1.0, {})
     termination_message = TerminationMessage(tmp_path / "termination-message")
     ended = await Supervisor(pod, ["true"], termination_message, timing=Timing(own_name=limit)).run()

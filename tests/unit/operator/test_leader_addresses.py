@@ -1,4 +1,4 @@
-"""Whom the operator tells where a replacement of worker 0's pod is, and how often."""
+"""Whom the operator tells where worker 0's pod is, and how often."""
 
 import asyncio
 from typing import Any
@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from disttrain_api.agent_api import LEADER
+from disttrain_api.agent_token import agent_token
+from disttrain_api.attempt_key import address_proof
 from disttrain_api.names import Env, Label
 from disttrain_operator.agent_client import Agent
 from disttrain_operator.agent_http import NoAnswer, Unreachable
 from disttrain_operator.leader_addresses import MOST, MOST_TRIES, LeaderAddresses
 from disttrain_operator.plan.identity import pod_name
-from tests.builders import UID, a_raw_job
+from tests.builders import UID, a_raw_job, awaiting_address
 from tests.unit.operator.agent_fleet import Fleet, a_pod
 
 Raw = dict[str, Any]
@@ -23,6 +25,21 @@ def worker(index: int, attempt: int = 1) -> Raw:
     pod["metadata"] |= {"uid": f"worker-{index}"}
     pod["metadata"]["labels"] = pod["metadata"]["labels"] | {Label.INDEX: str(index)}
     return pod
+
+
+def waiting(index: int) -> Raw:
+    """A pod whose agent waits for the address of worker 0."""
+    pod = worker(index)
+    waits = awaiting_address(pod)
+    waits["spec"]["containers"][0]["env"] = pod["spec"]["containers"][0]["env"]
+    waits["status"]["podIP"] = pod["status"]["podIP"]
+    return waits
+
+
+def heard(address: str, replacement: int) -> tuple[str, str, str]:
+    """What an agent is told: the last part shows that it was the operator."""
+    proof = address_proof(f"token of {UID}", UID, 1, address)
+    return f"address={address}", f"replacement={replacement}", f"proof={proof}"
 
 
 def in_place_of(index: int, replacement: int, host: str = "10.0.0.99", attempt: int = 1, **status: Any) -> Raw:
@@ -47,12 +64,12 @@ class Told(Fleet):
         raw["metadata"]["resourceVersion"] = "5"
         self.world.jobs.observe(raw)
         self.world.snapshot(UID)
-        self.heard: list[tuple[int, str, str]] = []
+        self.heard: list[tuple[Any, ...]] = []
         self.outcome: dict[int, Exception] = {}
         self.addresses = LeaderAddresses(self.world, lambda uid: f"token of {uid}", lambda: True, self.hear)
 
     async def hear(self, agent: Agent, token: str, path: str) -> bytes:
-        assert token == f"token of {UID}"
+        assert token == agent_token(f"token of {UID}")
         operation, _, query = path.partition("?")
         assert operation == LEADER.path
         self.heard.append((agent.index, *query.split("&")))
@@ -60,7 +77,7 @@ class Told(Fleet):
             raise self.outcome[agent.index]
         return b'{"known": true}'
 
-    async def rounds(self, count: int = 1) -> list[tuple[int, str, str]]:
+    async def rounds(self, count: int = 1) -> list[tuple[Any, ...]]:
         """What agents were told in so many rounds."""
         self.heard.clear()
         for _ in range(count):
@@ -71,13 +88,35 @@ class Told(Fleet):
 
 async def test_each_agent_hears_once_where_worker_0s_new_pod_is() -> None:
     fleet = Told(in_place_of(0, 3), worker(1), worker(2))
-    told = ("address=10.0.0.99", "replacement=3")
+    told = heard("10.0.0.99", 3)
     assert await fleet.rounds() == [(1, *told), (2, *told)]
     assert await fleet.rounds(5) == []
     fleet.world.pods.observe_deleted(in_place_of(0, 3))
     fleet.world.pods.observe(in_place_of(0, 7, "fd00::7"))
-    told = ("address=fd00::7", "replacement=7")
+    told = heard("fd00::7", 7)
     assert await fleet.rounds(2) == [(1, *told), (2, *told)], "it was lost again"
+
+
+async def test_agents_that_wait_hear_where_worker_0_is_also_its_own() -> None:
+    """Red where agents hear it again, or those that have started their ranks."""
+    fleet = Told(waiting(0), waiting(1), worker(2), lost=())
+    told = heard("10.0.1.0", 0)
+    assert await fleet.rounds() == [(0, *told), (1, *told)]
+    assert await fleet.rounds(5) == []
+    fleet.world.pods.observe(waiting(2) | {"metadata": waiting(2)["metadata"] | {"resourceVersion": "9"}})
+    fleet.world.snapshot(UID)
+    assert await fleet.rounds() == [(2, *told)], "its container has started again"
+
+
+async def test_who_waits_while_worker_0_was_replaced_hears_of_the_new_pod() -> None:
+    fleet = Told(in_place_of(0, 3), waiting(1))
+    assert await fleet.rounds() == [(1, *heard("10.0.0.99", 3))]
+
+
+async def test_nobody_who_waits_hears_of_a_pod_that_does_not_run_yet() -> None:
+    pod = worker(0)
+    pod["status"]["phase"] = "Pending"
+    assert await Told(pod, waiting(1), lost=()).rounds() == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class FollowingAgent:
 
     def __init__(
         self, changed: Callable[[], None], log: Callable[[str], None], key: bytes, worker: int, workers: int, host: str,
-        port: int, replacement: int = 0, longest: float = 0.0, unmoved: float = 0.0,
+        port: int, replacement: int = 0, longest: float = 0.0, unmoved: float = 0.0, heard: str | None = None,
     ) -> None:  # fmt: skip
         self._member, self._changed, self._log = Member(replacement, longest, unmoved), changed, log
         self._key, self._worker, self._workers, self._host, self._port = key, worker, workers, host, port
@@ -38,7 +38,7 @@ class FollowingAgent:
         """Where worker 0's agent was found last."""
         self._alone = False
         self._tries = self._tries_heard = 0
-        self._heard_of: str | None = None
+        self._heard_of = heard
         """Where worker 0's agent is to be, until its name leads there."""
         self._loop = asyncio.get_running_loop()
         self._hurried_at = -math.inf

@@ -67,9 +67,11 @@ class Gang(Protocol):
 
 
 def join_gang(
-    pod: PodEnvironment, timing: Timing, changed: Callable[[], None], log: Callable[[str], None]
-) -> Gang | None:
-    """Return the gang of a pod; None where its ranks do not start again."""
+    pod: PodEnvironment, timing: Timing, changed: Callable[[], None], log: Callable[[str], None],
+    heard: str | None = None,
+) -> Gang | None:  # fmt: skip
+    """Return the gang of a pod; None where its ranks do not start again. heard: where worker 0's pod is; None: its
+    name had an address first."""
     if pod.restarts_in_place is None:
         return None
     leader = Leader(
@@ -97,6 +99,7 @@ def join_gang(
             pod.replacement,
             timing.replacement,
             timing.unmoved,
+            heard,
         )
     try:
         listener = open_port(port, loopback=pod.on_loopback)
