@@ -6,9 +6,10 @@ The operator must be installed and its images be on the nodes (`make cluster-up 
 checkpoints are on volumes of the test cluster's class. From SIGKILL of rank 1, from the forced deletion of its pod or
 of worker 0's, or from the power cut of the node below worker 1's pod, to the first step that rank 0 logs after it, with
 `restartStrategy: InPlace` beside the same job with Recreate in the same run. A rank is killed once the zygotes are
-ready. A lost pod is recreated alone; its other reference is what an empty pod of the same image takes to run. A node is
-cut on the cluster that tools/cluster starts alone, never that of the replica of the operator that leads, and comes back
-before the next job. Times are the nodes' own.
+ready. A lost pod is recreated alone; its other references are what an empty pod of the same image takes to run, and
+what a program takes in one that imports nothing but torch and does a step of DDP alone. A node is cut on the cluster
+that tools/cluster starts alone, never that of the replica of the operator that leads, and comes back before the next
+job. Times are the nodes' own.
 """
 
 import os
@@ -47,6 +48,17 @@ def is_rank(pid):
 (rank,) = filter(is_rank, filter(str.isdigit, os.listdir("/proc")))
 print(time.time(), flush=True)
 os.kill(int(rank), signal.SIGKILL)
+"""
+ONE_STEP = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+print("one step is done", flush=True)
 """
 HAS_A_ZYGOTE = """
 import glob
@@ -207,6 +219,18 @@ def recoveries_of_nodes(core: client.CoreV1Api, strategy: str, kills: int) -> li
     )
 
 
+def seconds_of_bare_program(core: client.CoreV1Api, image: str) -> float:
+    """From the creation of a pod until ONE_STEP has done its step in it."""
+    with a_namespace(core) as namespace:
+        variables = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+        container = {"name": "main", "image": image, "command": ["python3", "-c", ONE_STEP], "env": variables}
+        spec = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+        began = time.time()
+        core.create_namespaced_pod(namespace, {"metadata": {"name": "bare"}, "spec": spec})
+        until(lambda: core.read_namespaced_pod("bare", namespace).status.phase == "Succeeded", "the step is done")
+        return next(stamp for stamp, line in lines_of(core, namespace, "bare") if "one step" in line) - began
+
+
 def leaders_node(core: client.CoreV1Api) -> str | None:
     """The node of the operator's replica that leads, as its Lease says."""
     leases = client.CoordinationV1Api().list_lease_for_all_namespaces(field_selector=f"metadata.name={LEASE}").items
@@ -231,6 +255,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     kills, recreations = (2, 1) if quick else (20, 5)
     image = trainer_image(core, client.CustomObjectsApi())
     empty = [measure_bare_pods(core, image, pods=1)["containers run"] for _ in range(recreations)]
+    bare = [seconds_of_bare_program(core, image) for _ in range(recreations)]
     for name, lost in (("a rank", None), ("worker 1's pod", 1), ("worker 0's pod", 0)):
         in_place = recoveries(core, "InPlace", kills, lost)
         recreated = recoveries(core, "Recreate", recreations, lost)
@@ -238,6 +263,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         yield harness.Row(f"{name} lost, in place, p95", p95(in_place), "s", p95(recreated), kills)
         if lost is not None:
             yield harness.row(f"{name} lost, beside an empty pod's start", "s", in_place, empty)
+            yield harness.row(f"{name} lost, beside a bare program's first step", "s", in_place, bare)
     if Path(os.environ.get("KUBECONFIG", "")) != full.kubeconfig_path():
         print("no node is cut: KUBECONFIG is not that of tools/cluster", file=sys.stderr)
         return

@@ -7,7 +7,7 @@ from pydantic.alias_generators import to_camel
 class ApiModel(BaseModel):
     """Frozen, camelCase outside and snake_case inside; unknown fields are errors.
 
-    The string below a field is its description: in the CRD, in `kubectl explain` and in error messages.
+    The string below a field is its description: in the CRD, in `kubectl explain` and in docs/reference.md.
     """
 
     model_config = ConfigDict(
