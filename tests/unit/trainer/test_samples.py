@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from disttrain_api.samples import SamplesConfig
 from disttrain_trainer.data.prompts import load_prompts
@@ -168,15 +169,15 @@ def case_of(folder, end, parallelism, model, samples, changes):
 
 @pytest.fixture(scope="module")
 def found(folder, end, tmp_path_factory):
-    texts = {}
+    """Where the results of each layout are."""
+    folders = {}
     for world in sorted({ranks for ranks, *_ in LAYOUTS.values()}):
         cases = {name: case_of(folder, end, *rest) for name, (ranks, *rest) in LAYOUTS.items() if ranks == world}
         root = tmp_path_factory.mktemp(f"world-of-{world}")
         results = run_cases(root, world, cases)
         assert {name: result["errors"] for name, result in results.items()} == {name: [None] for name in cases}
-        for name in cases:
-            texts[name] = read_samples(root / name / "test")
-    return texts
+        folders |= {name: root / name / "test" for name in cases}
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +234,14 @@ def expected(end):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_writes_what_the_library_writes(found, expected, layout):
     _, _, model, samples, _ = LAYOUTS[layout]
-    wanted = expected["drawn" if samples else model]
-    assert [(line["step"], line["prompt"]) for line in found[layout]] == [(1, text_of(prompt)) for prompt in PROMPTS]
-    assert [line["text"] for line in found[layout]] == [f" {text_of(tokens)}" for tokens in wanted]
+    wanted, lines = expected["drawn" if samples else model], read_samples(found[layout])
+    assert [(line["step"], line["prompt"]) for line in lines] == [(1, text_of(prompt)) for prompt in PROMPTS]
+    assert [line["text"] for line in lines] == [f" {text_of(tokens)}" for tokens in wanted]
+    events = EventAccumulator(str(found[layout] / "tensorboard")).Reload()
+    for number, line in enumerate(lines):
+        (event,) = events.Tensors(f"samples/{number}/text_summary")
+        assert event.step == 1
+        assert event.tensor_proto.string_val[0].decode() == f"    {line['prompt']}\n\n→\n\n    {line['text']}"
 
 
 def test_some_texts_end_early_and_they_differ(expected, end):

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.names import ExitCode
 from disttrain_trainer.metrics.sinks import open as opening
-from disttrain_trainer.metrics.sinks.mlflow import flat, key_of
-from disttrain_trainer.metrics.sinks.sink import Background, Values
+from disttrain_trainer.metrics.sinks.mlflow import MLflowSink, flat, key_of
+from disttrain_trainer.metrics.sinks.sink import Background, Samples, Values
+from disttrain_trainer.metrics.sinks.wandb import WandBSink
+from disttrain_trainer.metrics.tensorboard import open_events
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.worlds import job, run_ranks, small
 from tests.waiting import GENEROUS
@@ -125,6 +128,45 @@ def test_mlflow_gets_the_names_that_it_takes(name: str, key: str) -> None:
     assert key_of(name) == key
 
 
+SAMPLES = [("# a title\n<b>", " and *more*\n\n| a"), ("é", "\udc80")]
+
+
+def test_texts_are_in_event_files_as_they_stand(tmp_path: Path) -> None:
+    """TensorBoard reads Markdown: no text of a model has an effect in it, and half a character ends no training."""
+    events = open_events(True, tmp_path)
+    events.write_samples(7, SAMPLES)
+    events.close()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    texts = [found.Tensors(f"samples/{number}/text_summary") for number in range(2)]
+    assert [[one.step for one in series] for series in texts] == [[7], [7]]
+    first, second = (series[0].tensor_proto.string_val[0].decode() for series in texts)
+    assert first == "    # a title\n    <b>\n\n→\n\n     and *more*\n    \n    | a"
+    assert second == "    é\n\n→\n\n    ?"
+
+
+def test_texts_are_an_artifact_of_the_mlflow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    sink = MLflowSink(JobConfig.model_validate(job(small())), "disttrain")
+    sink.write_samples(7, SAMPLES)
+    sink.close()
+    (file,) = tmp_path.glob("mlruns/**/samples/step-7.jsonl")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"step": 7, "prompt": prompt, "text": text} for prompt, text in SAMPLES
+    ]
+
+
+def test_texts_are_a_table_of_the_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sink = WandBSink(JobConfig.model_validate(job(small())), tmp_path)
+    sink.write_samples(7, SAMPLES[:1])
+    sink.close()
+    (file,) = tmp_path.glob("wandb/offline-run-*/files/media/table/samples*.json")
+    table = json.loads(file.read_text())
+    assert (table["columns"], table["data"]) == (["step", "prompt", "text"], [[7, *SAMPLES[0]]])
+
+
 class Service:
     """A sink that can be away, and that can hold its answer back."""
 
@@ -140,6 +182,9 @@ class Service:
         if self.away:
             raise ConnectionError("no route to host\nand much more")
         self.lines.append(values)
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        self.write({"step": step, "samples": samples})
 
     def close(self) -> None:
         self.closed = True
@@ -170,9 +215,9 @@ def test_a_service_that_is_away_at_the_start_is_asked_again(capsys: pytest.Captu
 
     sink = Background("MLflow", connect)
     sink.write({"step": 1})
-    sink.write({"step": 2})
+    sink.write_samples(2, SAMPLES)
     sink.close()
-    assert service.lines == [{"step": 2}]
+    assert service.lines == [{"step": 2, "samples": SAMPLES}]
     assert capsys.readouterr().err == "disttrain: MLflow: figures are lost: refused\n"
 
 

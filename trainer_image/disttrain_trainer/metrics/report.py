@@ -232,11 +232,13 @@ class Metrics:
             self._append({"step": step, **values})
 
     def sampled(self, step: int, prompts: Sequence[str], texts: Sequence[str]) -> None:
-        """Log the texts that the model has written after the prompts, and keep them beside metrics.jsonl."""
+        """Log the texts that the model has written after the prompts, and keep them beside metrics.jsonl and where the
+        figures go."""
         if not self.writes:
             return
         for prompt, text in zip(prompts, texts, strict=True):
             print(sample_line(step, prompt, text), flush=True)
+        self.sink.write_samples(step, list(zip(prompts, texts, strict=True)))
         if self.file is not None:
             file = self.file.with_name(SAMPLES_FILE)
             make_room(file)

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: the figures of metrics.jsonl, under the same names."""
+"""Event files for TensorBoard: the figures of metrics.jsonl, under the same names, and texts that the model writes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from disttrain_trainer.metrics.sinks.sink import Samples
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
 FOLDER = "tensorboard"
@@ -18,7 +19,7 @@ _FORMAT = "brain.Event:2"
 
 
 class Events:
-    """Writes figures; nothing where there is no file.
+    """Writes figures and texts; nothing where there is no file.
 
     torch's SummaryWriter writes in a thread of its own, which prints a traceback when the disk is full.
     """
@@ -37,6 +38,16 @@ class Events:
         numbers = {name: value for name, value in values.items() if name != "step" and value is not None}
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
         self._append(step=values["step"], summary=summary)
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        """Each text below its prompt, as a series `samples/N` for each of them."""
+        if self._file is None:
+            return
+        from torch.utils.tensorboard.summary import text
+
+        for number, (prompt, written) in enumerate(samples):
+            shown = f"{_as_it_stands(prompt)}\n\n→\n\n{_as_it_stands(written)}"
+            self._append(step=step, summary=text(f"samples/{number}", shown))
 
     def close(self) -> None:
         """Close the file; each event has been written."""
@@ -61,6 +72,13 @@ class Events:
             self._file.close()
             self._file = None
             _log_lost(error)
+
+
+def _as_it_stands(text: str) -> str:
+    """Return a block of code of Markdown, in which TensorBoard reads texts."""
+    # A tokenizer may give halves of characters, which UTF-8 does not have.
+    lines = text.encode(errors="replace").decode().splitlines() or [""]
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def open_events(wanted: bool | None, folder: Path | None) -> Events:

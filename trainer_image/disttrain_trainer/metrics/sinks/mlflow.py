@@ -1,5 +1,6 @@
 """An MLflow run for all attempts of a job, on the server of MLFLOW_TRACKING_URI."""
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_trainer.metrics.sinks.sink import Values
+from disttrain_trainer.metrics.sinks.sink import Samples, Values
 
 JOB_TAG = "disttrain.job-uid"
 # MLflow's limits.
@@ -18,7 +19,8 @@ _MOST_PARAMETERS = 100
 
 
 class MLflowSink:
-    """Figures under the keys of metrics.jsonl, without the signs that MLflow does not take: "throughput_tps"."""
+    """Figures under the keys of metrics.jsonl, without the signs that MLflow does not take: "throughput_tps". Texts are
+    artifacts: JSON Lines for each step, as in samples.jsonl."""
 
     def __init__(self, job: JobConfig, experiment: str) -> None:
         """Find the job's run, of an earlier attempt, or begin it. Raises what MLflow raises where it is away."""
@@ -45,6 +47,10 @@ class MLflowSink:
             if name != "step" and value is not None
         ]
         self._client.log_batch(self._run, metrics=metrics)
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        lines = [json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in samples]
+        self._client.log_text(self._run, "".join(lines), f"samples/step-{step}.jsonl")
 
     def close(self) -> None:
         """This attempt is over; another one goes on with the run."""

@@ -1,4 +1,4 @@
-"""Interface of a sink for figures, and the sink that never blocks training."""
+"""Interface of a sink for figures and texts, and the sink that never blocks training."""
 
 import queue
 import sys
@@ -11,6 +11,8 @@ from disttrain_trainer.runtime.errors import one_line
 
 Values = dict[str, Any]
 """A line of metrics.jsonl: the `step`, numbers, and None where a number is not finite."""
+Samples = Sequence[tuple[str, str]]
+"""Prompts, each with the text that the model has written after it."""
 
 CLOSING_SECONDS = 10.0
 """How long a rank that ends waits for what is not written yet; less than any grace period that is worth its name."""
@@ -18,10 +20,13 @@ _MOST_WAITING = 1000
 
 
 class Sink(Protocol):
-    """Takes figures."""
+    """Takes figures and texts."""
 
     def write(self, values: Values) -> None:
         """Take a line."""
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        """Take the texts that were written after a step."""
 
     def close(self) -> None:
         """No more lines come."""
@@ -38,6 +43,11 @@ class Sinks:
         for sink in self._sinks:
             sink.write(values)
 
+    def write_samples(self, step: int, samples: Samples) -> None:
+        """To each of them."""
+        for sink in self._sinks:
+            sink.write_samples(step, samples)
+
     def close(self) -> None:
         """Each of them."""
         for sink in self._sinks:
@@ -53,15 +63,21 @@ class Background:
 
     def __init__(self, name: str, connect: Callable[[], Sink]) -> None:
         self._name, self._connect = name, connect
-        self._lines: queue.Queue[Values | None] = queue.Queue(_MOST_WAITING)
+        self._lines: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(_MOST_WAITING)
         self._sink: Sink | None = None
         self._away = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def write(self, values: Values) -> None:
+        self._hand_over(lambda sink: sink.write(values))
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        self._hand_over(lambda sink: sink.write_samples(step, samples))
+
+    def _hand_over(self, line: Callable[[Sink], None]) -> None:
         try:
-            self._lines.put_nowait(values)
+            self._lines.put_nowait(line)
         except queue.Full:
             self._complain(f"{_MOST_WAITING} lines wait to be written")
 
@@ -76,18 +92,15 @@ class Background:
             self._complain(f"it takes longer than {CLOSING_SECONDS:g} s to write the last lines")
 
     def _work(self) -> None:
-        while (values := self._lines.get()) is not None:
-            self._try(partial(self._write, values))
+        while (line := self._lines.get()) is not None:
+            self._try(partial(self._write, line))
         if self._sink is not None:
             self._try(self._sink.close)
 
-    def _write(self, values: Values) -> None:
-        self._connected().write(values)
-
-    def _connected(self) -> Sink:
+    def _write(self, line: Callable[[Sink], None]) -> None:
         if self._sink is None:
             self._sink = self._connect()
-        return self._sink
+        line(self._sink)
 
     def _try(self, work: Callable[[], None]) -> None:
         try:

@@ -7,11 +7,11 @@ from pathlib import Path
 import wandb
 
 from disttrain_api.jobconfig import JobConfig
-from disttrain_trainer.metrics.sinks.sink import Values
+from disttrain_trainer.metrics.sinks.sink import Samples, Values
 
 
 class WandBSink:
-    """Figures under the keys of metrics.jsonl."""
+    """Figures under the keys of metrics.jsonl; texts as a table for each step, `samples`."""
 
     def __init__(self, job: JobConfig, folder: Path | None) -> None:
         """Begin or go on with the run whose id is the job's. Raises wandb.errors.Error where the service is away."""
@@ -30,6 +30,10 @@ class WandBSink:
 
     def write(self, values: Values) -> None:
         self._run.log({name: value for name, value in values.items() if value is not None})
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        table = wandb.Table(columns=["step", "prompt", "text"], data=[[step, *sample] for sample in samples])
+        self._run.log({"step": step, "samples": table})
 
     def close(self) -> None:
         self._run.finish()
