@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
+from disttrain_api.compute import ActivationCheckpointing, Float8Recipe, Precision
 
 # Patterns are read by pydantic and by the API server, whose \w differ.
 Entrypoint = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
@@ -75,30 +76,6 @@ class BestMode(StrEnum):
 
     MAX = "Max"
     MIN = "Min"
-
-
-class Precision(StrEnum):
-    """Number format of the forward and backward pass; parameters stay FP32."""
-
-    FP32 = "FP32"
-    TF32 = "TF32"
-    BF16 = "BF16"
-    FP16 = "FP16"
-
-
-class Float8Recipe(StrEnum):
-    """What shares a scale when the factors of a linear layer's products are rounded to FP8."""
-
-    TENSORWISE = "Tensorwise"
-    ROWWISE = "Rowwise"
-
-
-class ActivationCheckpointing(StrEnum):
-    """Which activations the backward pass computes anew instead of keeping them."""
-
-    NONE = "None"
-    SELECTIVE = "Selective"
-    FULL = "Full"
 
 
 class Offload(ApiModel):

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.training import ActivationCheckpointing
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
 from disttrain_trainer.choices import multiple_of_lengths, require_fit

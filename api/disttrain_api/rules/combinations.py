@@ -1,9 +1,10 @@
 """Techniques that do not go together, or not with what is trained: the one table of refusals, each with its reason."""
 
+from disttrain_api.compute import Precision
 from disttrain_api.rules.layout import PROCESSES
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Loss, LossName, ModelName, Precision
+from disttrain_api.training import Loss, LossName, ModelName
 
 _TENSOR = given("self.parallelism.?tensorParallelDegree", "1")
 _EXPERT = given("self.parallelism.?expertParallelDegree", "1")

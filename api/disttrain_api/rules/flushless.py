@@ -1,10 +1,10 @@
 """Pipelines that stay full from update to update (PipeDream, PipeDream2BW): what goes with them, and what does not."""
 
+from disttrain_api.compute import Precision
 from disttrain_api.parallelism import PipelineSchedule
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Precision
 
 _PIPELINE = "spec.parallelism.pipeline"
 _AT = "self.parallelism"

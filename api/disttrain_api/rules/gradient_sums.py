@@ -1,10 +1,11 @@
 """How gradients are summed, and what of them is sent: which settings go together, and with which techniques."""
 
+from disttrain_api.compute import Precision
 from disttrain_api.parallelism import AllReduce, CompressionName, DataParallel, DataParallelMode
 from disttrain_api.rules.layout import OTHERS, PIPELINE, READS_LAYOUT, SHARD, WORLD, product_of_others
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import OptimizerName, Precision
+from disttrain_api.training import OptimizerName
 
 _DATA_PARALLEL = "spec.parallelism.dataParallel"
 _COMPRESSION = f"{_DATA_PARALLEL}.compression"

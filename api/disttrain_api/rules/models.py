@@ -1,9 +1,10 @@
 """Rules for what a model must offer: normalisation over replicas, its own loss, the meta device."""
 
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_api.parallelism import DeviceMode
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import ActivationCheckpointing, LossName, ModelName
+from disttrain_api.training import LossName, ModelName
 
 _PATH = "spec.parallelism.dataParallel.syncBatchNorm"
 _OFF = "!self.parallelism.dataParallel.syncBatchNorm"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_api.parallelism import PipelineSchedule, PipelineSplit
 from disttrain_api.pipeline import (
     ROUND_SCHEDULES,
@@ -17,7 +18,6 @@ from disttrain_api.pipeline import (
 from disttrain_api.rules.layout import MICROBATCHES, PIPELINE, SCHEDULE, STAGES, STAGES_PER_RANK
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import ActivationCheckpointing
 
 _AT_LEAST_STAGES = (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.DUAL_PIPE_V, PipelineSchedule.PIPE_DREAM_2BW)
 # A list of one element is CEL's way to name a value; written out, the rule would be three times as long.

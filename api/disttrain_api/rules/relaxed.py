@@ -1,11 +1,11 @@
 """Replicas that train alone and average their parameters now and then: which settings and techniques go with that."""
 
+from disttrain_api.compute import Precision
 from disttrain_api.parallelism import DataParallel, DataParallelMode
 from disttrain_api.rules.gradient_sums import OFFLOADS, TENSOR_CUTS, cut_by, has_hook
 from disttrain_api.rules.layout import PIPELINE, PODS, PROCESSES, READS_LAYOUT, SHARD, WORLD
 from disttrain_api.rules.rule import Rule, Values, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Precision
 
 _DATA_PARALLEL = "spec.parallelism.dataParallel"
 _GLOBAL_PERIOD = f"{_DATA_PARALLEL}.localSGD.globalPeriod"

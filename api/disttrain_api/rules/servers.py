@@ -1,5 +1,6 @@
 """Parameters on servers: what such a job needs, and what conflicts with it."""
 
+from disttrain_api.compute import Precision
 from disttrain_api.parallelism import (
     AllReduce,
     CompressionName,
@@ -12,7 +13,7 @@ from disttrain_api.parallelism import (
 from disttrain_api.rules.layout import OTHERS, PROCESSES, READS_LAYOUT, product_of_others
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import OptimizerName, Precision
+from disttrain_api.training import OptimizerName
 
 _DATA_PARALLEL = "spec.parallelism.dataParallel"
 _MODE = f"{_DATA_PARALLEL}.mode"

@@ -1,5 +1,6 @@
 """What goes with steps that are skipped: all ranks judge one gradient before any of them makes an update of it."""
 
+from disttrain_api.compute import Precision
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.flushless import FLUSHLESS
@@ -7,7 +8,7 @@ from disttrain_api.rules.gradient_sums import COMPRESSION_NAME, KEEP_THE_REST, l
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.run_policy import RestartPolicy
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import OnMostInRow, Precision
+from disttrain_api.training import OnMostInRow
 
 
 def _skipped_with_another(spec: JobSpec) -> Values | None:

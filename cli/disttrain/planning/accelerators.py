@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from disttrain_api.training import Precision
+from disttrain_api.compute import Precision
 
 USUAL_EFFICIENCY = 0.4
 """The part of the peak that training of large transformers usually reaches (Chowdhery et al. 2022, appendix B)."""

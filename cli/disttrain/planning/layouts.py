@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from disttrain_api.batch import resolve_batch
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import DataParallel, DataParallelMode, Parallelism, Pipeline, PipelineSchedule
 from disttrain_api.pipeline import SINGLE_STAGE_SCHEDULES, microbatches_of
 from disttrain_api.spec import DistTrainingJob, JobSpec
-from disttrain_api.training import ActivationCheckpointing
 from disttrain_api.validate import spec_problems
 
 SCHEDULES = (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED_1F1B, PipelineSchedule.ZBV_ZERO_BUBBLE)

@@ -10,8 +10,8 @@ from disttrain.planning.accelerators import ACCELERATORS, USUAL_EFFICIENCY, Acce
 from disttrain.planning.cost import Link, Machine, rounds
 from disttrain.planning.trainer import matmul_flops
 from disttrain_api.collectives import Operation, bus_factor
+from disttrain_api.compute import Precision
 from disttrain_api.spec import JobSpec
-from disttrain_api.training import Precision
 from disttrain_operator.gate.quantities import amount
 from disttrain_trainer.checks.collectives.results import Row, from_json
 

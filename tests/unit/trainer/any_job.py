@@ -7,11 +7,12 @@ from enum import StrEnum
 from itertools import cycle, islice
 from typing import Any
 
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.parallelism import AllReduce, CompressionName, PipelineSchedule, PipelineSplit
 from disttrain_api.pipeline import V_SCHEDULES
 from disttrain_api.relaxed import OptimizerState
-from disttrain_api.training import ActivationCheckpointing, LrScheduleName
+from disttrain_api.training import LrScheduleName
 from disttrain_trainer.runtime.config import resolve
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.worlds import job, small, user

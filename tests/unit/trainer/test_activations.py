@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from disttrain_api.training import ActivationCheckpointing
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_trainer.parallel.activations import recompute
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
-from disttrain_api.training import ActivationCheckpointing
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_trainer.parallel.activations import recompute
 from disttrain_trainer.parallel.devices import Replicated
 from disttrain_trainer.parallel.layers import place

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_api.corpus import CorpusConfig
-from disttrain_api.training import ActivationCheckpointing
 from disttrain_trainer.data import corpus as corpus_data
 from disttrain_trainer.data.corpora.corpus import open_corpus
 from disttrain_trainer.data.packed import pack

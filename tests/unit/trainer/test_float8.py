@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from disttrain_api.training import ActivationCheckpointing, Float8Recipe
+from disttrain_api.compute import ActivationCheckpointing, Float8Recipe
 from disttrain_trainer.data.sampler import permute
 from disttrain_trainer.moe.experts import FeedForwardExperts
 from disttrain_trainer.moe.layer import MixtureOfExperts

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from disttrain_api.builtin import GptConfig
-from disttrain_api.training import Precision
+from disttrain_api.compute import Precision
 from disttrain_trainer.metrics.flops import Work, peak_flops, utilisation, work_of
 from disttrain_trainer.models.gpt.model import Gpt
 from disttrain_trainer.runtime.device import Device

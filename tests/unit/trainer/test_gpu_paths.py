@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from disttrain_api.compute import Precision
 from disttrain_api.mesh import Mesh
 from disttrain_api.parallelism import Parallelism
-from disttrain_api.training import Precision, Training
+from disttrain_api.training import Training
 from disttrain_session import loader
 from disttrain_session.loader import Loader
 from disttrain_trainer.checkpoint.staging import HostCopier

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from disttrain_api.training import Precision
+from disttrain_api.compute import Precision
 from disttrain_trainer.parallel.sharded import HALVES
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.state import State

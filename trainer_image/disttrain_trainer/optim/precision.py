@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from disttrain_api.training import Precision, Training
+from disttrain_api.compute import Precision
+from disttrain_api.training import Training
 from disttrain_trainer.optim.loss_scale import LossScaler
 from disttrain_trainer.parallel.sharded import HALVES, is_sharded
 from disttrain_trainer.runtime.mesh import World

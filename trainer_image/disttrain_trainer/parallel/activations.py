@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-from disttrain_api.training import ActivationCheckpointing
+from disttrain_api.compute import ActivationCheckpointing
 from disttrain_trainer.runtime.device import pins_memory
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 

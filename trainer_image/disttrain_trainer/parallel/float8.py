@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from disttrain_api.training import Float8Recipe
+from disttrain_api.compute import Float8Recipe
 from disttrain_trainer.moe.layer import MixtureOfExperts
 from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import InvalidConfiguration

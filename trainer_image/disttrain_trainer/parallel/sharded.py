@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from disttrain_api.training import Precision, Training
+from disttrain_api.compute import Precision
+from disttrain_api.training import Training
 from disttrain_trainer.parallel.expert import shard_experts
 from disttrain_trainer.parallel.shardable import (
     called,

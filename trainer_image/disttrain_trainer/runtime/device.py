@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
-from disttrain_api.training import Float8Recipe, Precision
+from disttrain_api.compute import Float8Recipe, Precision
 from disttrain_trainer.metrics.flops import peak_flops
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.host_limits import cores
