@@ -1,6 +1,7 @@
-"""Whether a text is an address that a pod can have. Pure."""
+"""Whether a text is an address that a pod can have, or one of this machine alone. Pure."""
 
 import ipaddress
+from contextlib import suppress
 
 MAX_LETTERS = 45
 """Letters of the longest address as text."""
@@ -21,3 +22,12 @@ def pod_address(text: object, *, loopback: bool = False) -> Address | None:
     if address.is_loopback:
         return address if loopback else None
     return None if loopback or address.is_link_local or address.is_multicast or address.is_unspecified else address
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's own loopback interface, as in a local run."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False

@@ -1,10 +1,8 @@
 """The pod's environment, read once, and the environment of each of its ranks."""
 
-import ipaddress
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from disttrain_api.attempt_key import address_proof, attempt_key
 from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.errors import DisttrainError
 from disttrain_api.names import DEFAULT_GRACE_SECONDS, REPORTS_FOLDER, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
+from disttrain_api.pod_address import is_loopback
 from disttrain_api.run_policy import MAX_RESTARTS
 
 
@@ -75,7 +74,7 @@ class PodEnvironment:
     @property
     def on_loopback(self) -> bool:
         """Whether all pods of the job are processes of this machine."""
-        return self.master_address in ("127.0.0.1", "::1", "localhost")
+        return is_loopback(self.master_address)
 
     @property
     def is_master(self) -> bool:
@@ -147,13 +146,6 @@ class PodEnvironment:
         if generation:
             own[Env.PET_RDZV_ID] = f"{self.variables.get(Env.PET_RDZV_ID, '')}-{generation}"
         return own
-
-
-def is_loopback(address: str) -> bool:
-    """Whether it is an address of the loopback interface, and no name."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return False
 
 
 def report_dir(scratch: Path) -> Path:

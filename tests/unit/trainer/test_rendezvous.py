@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from disttrain_api.attempt_key import attempt_key
 from disttrain_api.handshake import NONCE_BYTES, Refused, answer_to, check_proof, hello_of, proof_for, read_hello
+from disttrain_api.pod_address import is_loopback
 from disttrain_api.unproven import Waiting, source_of
-from disttrain_trainer.runtime.hosts import is_loopback
 from disttrain_trainer.runtime.rendezvous.forwarder import Forwarder, Place, dial
 from disttrain_trainer.runtime.rendezvous.gateway import Gateway
 from disttrain_trainer.runtime.rendezvous.loop import Loop

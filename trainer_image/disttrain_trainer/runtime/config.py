@@ -16,12 +16,12 @@ from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, TOKEN_FILE, Env
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import microbatches_of
+from disttrain_api.pod_address import is_loopback
 from disttrain_api.spec import JobSpec, ParameterServers, Workers
 from disttrain_api.storage import Storage
 from disttrain_api.training import Checkpoint, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.runtime.errors import InvalidConfiguration
-from disttrain_trainer.runtime.hosts import is_loopback
 from disttrain_trainer.runtime.object_path import ObjectPath, location
 
 # How long a rank waits for a live but silent peer. A peer that has died is noticed at once.

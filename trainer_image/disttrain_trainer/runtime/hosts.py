@@ -1,18 +1,7 @@
 """Which interfaces a rank listens on."""
 
-import ipaddress
 import os
 import socket
-from contextlib import suppress
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's own loopback interface, as in a local run."""
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return False
 
 
 def stay_on_loopback() -> None:

@@ -19,13 +19,14 @@ from disttrain_api.attempt_key import attempt_key
 from disttrain_api.handshake import Refused
 from disttrain_api.mesh import AXES, Mesh
 from disttrain_api.pipeline import output_index
+from disttrain_api.pod_address import is_loopback
 from disttrain_trainer.runtime import json_collectives
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.device import GPU_KERNELS, NCCL, Device
 from disttrain_trainer.runtime.errors import PeerLost, PortInUse, TrainerError, one_line
 from disttrain_trainer.runtime.failures import Failure
 from disttrain_trainer.runtime.host_collectives import use_host_for_collectives
-from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
+from disttrain_trainer.runtime.hosts import stay_on_loopback
 from disttrain_trainer.runtime.rendezvous.forwarder import Place
 from disttrain_trainer.runtime.rendezvous.store import open_store
 from disttrain_trainer.runtime.unpickler import restrict_unpickling

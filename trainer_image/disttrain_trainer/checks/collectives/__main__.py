@@ -15,6 +15,7 @@ from disttrain_api.attempt_key import attempt_key
 from disttrain_api.handshake import Refused
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, Env, ExitCode
+from disttrain_api.pod_address import is_loopback
 from disttrain_api.report import RankError, RankFailure, decode_pod_report
 from disttrain_trainer.checks.collectives.check import check
 from disttrain_trainer.checks.collectives.plan import Plan, parse
@@ -22,7 +23,7 @@ from disttrain_trainer.checks.collectives.results import Row, tables, to_json, v
 from disttrain_trainer.runtime.config import read_token
 from disttrain_trainer.runtime.device import find_device
 from disttrain_trainer.runtime.errors import TrainerError, describe, one_line
-from disttrain_trainer.runtime.hosts import is_loopback, stay_on_loopback
+from disttrain_trainer.runtime.hosts import stay_on_loopback
 from disttrain_trainer.runtime.mesh import World, device_mesh_of
 from disttrain_trainer.runtime.rendezvous.forwarder import Place
 from disttrain_trainer.runtime.rendezvous.store import open_store
