@@ -1,4 +1,4 @@
-"""How a step is computed: number formats, and which activations are kept."""
+"""How a step is computed: number formats, kernels, and which activations are kept."""
 
 from enum import StrEnum
 
@@ -17,6 +17,15 @@ class Float8Recipe(StrEnum):
 
     TENSORWISE = "Tensorwise"
     ROWWISE = "Rowwise"
+
+
+class Attention(StrEnum):
+    """Kernel of torch's scaled_dot_product_attention."""
+
+    FLASH = "Flash"
+    CUDNN = "CuDNN"
+    EFFICIENT = "Efficient"
+    MATH = "Math"
 
 
 class ActivationCheckpointing(StrEnum):

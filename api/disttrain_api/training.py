@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from disttrain_api.base import ApiModel
-from disttrain_api.compute import ActivationCheckpointing, Float8Recipe, Precision
+from disttrain_api.compute import ActivationCheckpointing, Attention, Float8Recipe, Precision
 
 # Patterns are read by pydantic and by the API server, whose \w differ.
 Entrypoint = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
@@ -355,6 +355,8 @@ class Training(ApiModel):
     float8: Float8Recipe | None = None
     """Linear layers but the last multiply in FP8, scaled by tensor or by row (torchao). A CPU emulates it. Absent: no.
     """
+    attention: Attention | None = None
+    """Kernel of scaled_dot_product_attention; no other computes it. Absent: torch chooses."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     """None keeps all activations; Selective the results of matrix products and attention; Full each layer's inputs.
     The last layer keeps all: its backward pass follows at once."""

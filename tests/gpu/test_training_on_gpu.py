@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from disttrain_api.compute import Attention
 from tests.gpu.worlds import Results, beside_each_other, ended, run_on_gpu, worlds_of
 from tests.unit.trainer.worlds import Ended, job, launch, small, user
 
@@ -185,13 +186,14 @@ over thousands of tokens is rounded by far less, unless something is lost; what 
 
 
 FLOAT8 = {f"FP8 {recipe}": {"precision": "BF16", "float8": recipe} for recipe in ("Tensorwise", "Rowwise")}
+KERNELS = {f"attention by {kernel}": {"precision": "BF16", "attention": kernel} for kernel in Attention}
 SAME = {"chunked loss": {"loss": {"chunks": 4}}, "processes that load": {"dataWorkers": 2}}
 """What computes the same in FP32, but for the order of sums."""
 
 
 @worlds_of("followed")
 def start_followed(folder):
-    changes = formats() | SAME | (FLOAT8 if HAS_TORCHAO else {})
+    changes = formats() | KERNELS | SAME | (FLOAT8 if HAS_TORCHAO else {})
     return run_on_gpu(folder, 1, {name: [{"training": FOLLOWED | changed}] for name, changed in changes.items()})
 
 
@@ -207,6 +209,14 @@ def require_followed(expected, found, unit):
 @pytest.mark.gpu_world("followed")
 def test_it_follows_fp32(world, name):
     require_followed(world["FP32"], world[name], UNITS[name])
+
+
+@pytest.mark.gpu_path("flash attention")
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.gpu_world("followed")
+def test_each_kernel_of_attention_follows_fp32(world, name):
+    assert world[name]["errors"] == [None]
+    require_followed(world["FP32"], world[name], UNITS["BF16"])
 
 
 @pytest.mark.gpu_path("FP8")

@@ -40,6 +40,15 @@ CONTEXT_REFUSALS = (
         "`contextParallelMethod` needs `contextParallelDegree` greater than 1",
         {"training": _GPT, "parallelism": {"contextParallelDegree": 1, "contextParallelMethod": "Ring"}},
     ),
+    *(
+        Refusal(
+            "RingAttention",
+            "spec.training.attention",
+            f"`contextParallelMethod` Ring has no kernel {kernel}: use Flash or Math, or Ulysses",
+            {"training": {**_GPT, "attention": kernel}, "parallelism": {**_CONTEXT, "contextParallelMethod": "Ring"}},
+        )
+        for kernel in ("CuDNN", "Efficient")
+    ),
     _layout("devicesPerProcess", {"devicesPerProcess": 2}),
     *(
         _layout(f"pipeline.{field}", {"pipelineParallelDegree": 2, "pipeline": {field: value}}, training=_UNTIED)
@@ -93,6 +102,10 @@ CONTEXT_ACCEPTED: dict[str, Mapping[str, Any]] = {
         "training": {**_GPT, "model": {"name": "gpt", "config": {"experts": 4}}},
         **_FOUR,
         "parallelism": {**_CONTEXT, "tensorParallelDegree": 2, "expertParallelDegree": 4},
+    },
+    "parts of sequences on a ring without score matrices": {
+        "training": {**_GPT, "attention": "Flash"},
+        "parallelism": {**_CONTEXT, "contextParallelMethod": "Ring"},
     },
     "parts of sequences of a llama": {"training": {**_GPT, "model": _LLAMA}, "parallelism": _CONTEXT},
     "parts of a model of one's own": {

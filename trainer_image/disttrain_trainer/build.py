@@ -72,6 +72,7 @@ def build_state(config: Config, world: World) -> State:
     Raises InvalidConfiguration, EntrypointNotImportable or DataNotFound.
     """
     training = config.training
+    world.device.use_attention(training.attention, training.precision)
     # A task of the user's may draw weights of its own (a teacher's), alike on every rank.
     seed_everything(training.seed)
     task = build_task(training)

@@ -1,6 +1,7 @@
 """Context parallelism, where ranks compute parts of the same sequences: what goes with it, and what does not."""
 
-from disttrain_api.parallelism import AllReduce, DataParallelMode, PipelineSplit
+from disttrain_api.compute import Attention
+from disttrain_api.parallelism import AllReduce, ContextParallelMethod, DataParallelMode, PipelineSplit
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES
 from disttrain_api.rules.rule import Rule, given, when
 from disttrain_api.spec import JobSpec
@@ -11,6 +12,7 @@ _DEGREE = given("self.?contextParallelDegree", "1")
 _OF_JOB = given("self.parallelism.?contextParallelDegree", "1")
 _OTHER_MODELS = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
 _MODEL = given("self.?training.?model.?name", "''")
+_METHOD, _ATTENTION = given("self.parallelism.?contextParallelMethod", "''"), given("self.?training.?attention", "''")
 _SCHEDULE, _SPLIT = (given(f"self.?pipeline.?{name}", "''") for name in ("schedule", "split"))
 # The first setting that does not go with it, or ''.
 _OTHER = " : ".join(
@@ -62,6 +64,13 @@ def _of_training(spec: JobSpec) -> str:
     return "loss.name" if training.loss.name is not LossName.CROSS_ENTROPY else ""
 
 
+def _attention(spec: JobSpec) -> str:
+    """The kernel of attention that a ring does not have, or ''."""
+    attention = spec.training.attention if spec.training is not None else None
+    on_a_ring = spec.parallelism.context_parallel_method is ContextParallelMethod.RING
+    return str(attention) if on_a_ring and attention in (Attention.CUDNN, Attention.EFFICIENT) else ""
+
+
 def _model(spec: JobSpec) -> str:
     return spec.training.model.name or "" if spec.training is not None else ""
 
@@ -86,6 +95,15 @@ CONTEXT_RULES = (
         cel=f"{_DEGREE} == 1 || ({_OTHER}) == ''",
         values={"degree": _DEGREE, "setting": _OTHER},
         reads=("spec.parallelism",),
+    ),
+    Rule(
+        id="RingAttention",
+        path="spec.training.attention",
+        sentence="`contextParallelMethod` Ring has no kernel {attention}: use Flash or Math, or Ulysses",
+        check=lambda spec: when(bool(_attention(spec)), attention=_attention(spec)),
+        cel=f"{_METHOD} != 'Ring' || !({_ATTENTION} in ['CuDNN', 'Efficient'])",
+        values={"attention": _ATTENTION},
+        reads=("spec.training.attention", "spec.parallelism.contextParallelMethod"),
     ),
     Rule(
         id="ContextNeedsModel",

@@ -50,7 +50,7 @@ STATUS = {"jobUid": "u", "attempt": 1, "ranks": [RANK]}
     ("path", "code", "answer", "complaint"),
     [
         ("/v1/status", 200, STATUS, None),
-        ("/v1/status", 409, {"error": "no"}, "only 200, 401, 405, 413, 429 are described"),
+        ("/v1/status", 409, {"error": "no"}, "only 200, 401, 405, 413, 429, 503 are described"),
         ("/v1/none", 200, STATUS, "is answered 200"),
         ("/v1/none", 404, {"error": "no"}, None),
         ("/v1/logs?rank=1", 404, {"error": 4}, "4 is no string"),

@@ -61,8 +61,9 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
             "    steps: 10",
             "    zzz: 1\n    steps: 10",
             (
-                "9: spec.training.zzz: unknown field; known here: `activationCheckpointing`, `callbacks`, "
-                "`checkpoint`, `compile`, `data`, `dataWorkers`, `evaluation`, `float8`, `globalBatchSize`, "
+                "9: spec.training.zzz: unknown field; known here: `activationCheckpointing`, `attention`, "
+                "`callbacks`, `checkpoint`, `compile`, `data`, `dataWorkers`, `evaluation`, `float8`, "
+                "`globalBatchSize`, "
                 "`gradientAccumulationSteps`, `logging`, `loss`, `lrSchedule`, `maxGradientNorm`, `microBatchSize`, "
                 "`model`, `offload`, `optimizer`, `precision`, `preflight`, `profiling`, `seed`, `skipSteps`, "
                 "`steps`, `task`"

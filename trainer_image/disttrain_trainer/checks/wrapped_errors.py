@@ -20,6 +20,7 @@ from disttrain_trainer.state import State
 # torch has no classes for them; its words are all there is.
 _NOT_GATHERED = "mixed torch.Tensor and DTensor"
 _FORMATS = re.compile(r"same dtype|expected scalar type|expected .* to have (the )?dtype", re.IGNORECASE)
+_NO_KERNEL = re.compile(r"No (available kernel|viable backend)")
 _TWICE = re.compile(r"mark(ed)? (a variable )?(as )?ready (twice|only once)")
 _NAME = re.compile(r"with name (\S+) has been marked")
 
@@ -27,6 +28,11 @@ _NAME = re.compile(r"with name (\S+) has been marked")
 def explained(error: BaseException, config: Config, state: State) -> str | None:
     """Return advice on an error that the wrapping of the model has caused; None for every other error."""
     text = "\n".join(str(one) for one in _chain(error))
+    if (kernel := config.training.attention) is not None and _NO_KERNEL.search(text):
+        return (
+            f"`training.attention`: the kernel {kernel} does not compute this model's attention on this device (its "
+            "mask, dropout, heads or number format; torch's warnings above say which): use another one, or remove it"
+        )
     if isinstance(state.model, DistributedDataParallel) and _TWICE.search(text):
         return _computed_twice(text, state)
     if not any(isinstance(part, FSDPModule) for part in state.module.modules()):

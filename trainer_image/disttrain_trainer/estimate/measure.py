@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from disttrain_api.compute import Attention
 from disttrain_api.parallelism import PipelineSplit
 from disttrain_api.pipeline import is_flushless
 from disttrain_trainer.build import assemble, build_sampler
@@ -27,6 +28,7 @@ from disttrain_trainer.estimate.shapes import Shapes, spread_tokens_evenly
 from disttrain_trainer.estimate.stages import Boundary, boundaries_of
 from disttrain_trainer.estimate.step import StepWork, kept_by, take_step
 from disttrain_trainer.runtime.config import Config
+from disttrain_trainer.runtime.device import allow_attention
 from disttrain_trainer.runtime.errors import TrainerError, one_line
 from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.randomness import seed_everything
@@ -82,6 +84,8 @@ def estimate(config: Config) -> Estimate:
     on_meta = config.training.model.meta_device
     config = _followed(config)
     reason = cannot_follow(config)
+    # Here is no GPU. Its kernels without score matrices hold as much as a CPU's.
+    allow_attention(Attention.MATH if config.training.attention is Attention.MATH else None)
     task = build_task(config.training)
     data, missing = _data_of(task)
     if isinstance(task, Supervised):

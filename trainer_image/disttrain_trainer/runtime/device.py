@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
-from disttrain_api.compute import Float8Recipe, Precision
+from disttrain_api.compute import Attention, Float8Recipe, Precision
 from disttrain_trainer.metrics.flops import peak_flops
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.host_limits import cores
@@ -95,6 +95,19 @@ class Device:
                 f"the {name} has {found[0]}.{found[1]}: remove it"
             )
         return False
+
+    def use_attention(self, kernel: Attention | None, precision: Precision) -> None:
+        """Have torch's scaled_dot_product_attention computed by this kernel alone, in the whole process; None: torch
+        chooses. Raises InvalidConfiguration where the device has none of them for this precision."""
+        if kernel is not None and self.kind == "cpu" and kernel not in (Attention.FLASH, Attention.MATH):
+            raise InvalidConfiguration(f"`training.attention` {kernel} needs a GPU: a CPU has Flash and Math")
+        in_halves = precision in (Precision.BF16, Precision.FP16)
+        if self.kind != "cpu" and kernel in (Attention.FLASH, Attention.CUDNN) and not in_halves:
+            raise InvalidConfiguration(
+                f"`training.attention` {kernel} computes in BF16 or FP16, and `training.precision` is {precision}: "
+                "change it, or use Efficient or Math"
+            )
+        allow_attention(kernel)
 
     @property
     def activities(self) -> list[ProfilerActivity]:
@@ -198,6 +211,24 @@ def channel_of(device: torch.device, backend: str) -> torch.device:
 def in_host_memory(values: Tensor) -> bool:
     """Whether the values lie there, and not in a GPU's."""
     return values.device.type == "cpu"
+
+
+def allow_attention(kernel: Attention | None) -> None:
+    """Allow torch's scaled_dot_product_attention this kernel alone, in the whole process; None: all of them."""
+    kernels = torch.backends.cuda
+    switches = {
+        Attention.FLASH: kernels.enable_flash_sdp,
+        Attention.CUDNN: kernels.enable_cudnn_sdp,
+        Attention.EFFICIENT: kernels.enable_mem_efficient_sdp,
+        Attention.MATH: kernels.enable_math_sdp,
+    }
+    for one, switch in switches.items():
+        switch(kernel is None or one is kernel)
+
+
+def allows_flash_attention() -> bool:
+    """Whether attention may be computed without score matrices, by `allow_attention`."""
+    return torch.backends.cuda.flash_sdp_enabled()
 
 
 def takes_flash_attention(query: Tensor) -> bool:

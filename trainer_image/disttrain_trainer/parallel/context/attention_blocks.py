@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from disttrain_trainer.runtime.device import in_host_memory, takes_flash_attention
+from disttrain_trainer.runtime.device import allows_flash_attention, in_host_memory, takes_flash_attention
 
 _ATEN = torch.ops.aten
 
@@ -41,8 +41,8 @@ class Kernel(Protocol):
 
 
 def kernel_for(query: Tensor) -> type[Kernel]:
-    """Return torch's kernel without score matrices, where it has one for this device and format."""
-    if in_host_memory(query):
+    """Return torch's kernel without score matrices, where it has one for this device and format and may use it."""
+    if in_host_memory(query) and allows_flash_attention():
         return OnCpu
     return Flash if takes_flash_attention(query) else Plain
 
