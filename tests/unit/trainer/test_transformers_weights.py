@@ -135,6 +135,20 @@ class TestExport:
             write_folder(tmp_path / "out", [Described("a", torch.float32, (2,))], fails, {})
         assert list(tmp_path.iterdir()) == []
 
+    def test_an_export_leaves_alone_what_another_one_writes_beside_it(self, tmp_path):
+        """Two pods may export to one volume, and their processes have the same number."""
+        tensors, other = [Described("a", torch.float32, (2,))], tmp_path / "out"
+
+        def while_another_writes(name):
+            if not other.exists():
+                write_folder(other, tensors, lambda _: torch.ones(2), {"config.json": b"{}"})
+            return torch.zeros(2)
+
+        with pytest.raises(OSError, match="not empty"):
+            write_folder(tmp_path / "out", tensors, while_another_writes, {"config.json": b"{}"})
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "model.safetensors", "out"]
+        assert load_file(other / "model.safetensors")["a"].tolist() == [1, 1]
+
     @pytest.mark.parametrize("write", [partial(write_folder, beside={}), write_file], ids=["folder", "file"])
     def test_a_number_format_that_files_do_not_know_is_named(self, tmp_path, write):
         tensors = [Described("a", torch.float32, (2,)), Described("turn.by", torch.complex128, (2,))]

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import torch
@@ -59,10 +60,11 @@ def shards_of(tensors: Iterable[Described], most: int) -> list[list[Described]]:
 def write_file(target: Path, tensors: Sequence[Described], read: Read) -> None:
     """Write one file under a temporary name, then rename it. Raises OSError, or InvalidConfiguration for a number
     format that these files do not know."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = _beside(target)
     try:
         _write(temporary, tensors, read)
         temporary.replace(target)
+        sync_folder(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -76,11 +78,11 @@ def write_folder(
     beside: other files by name, their content or where they are copied from; most: bytes of a model file.
     Raises OSError, also where the target is there and not empty, or InvalidConfiguration as `write_file`.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = _beside(target)
+    temporary.mkdir()
     try:
-        temporary.mkdir()
         for name, content in beside.items():
-            (temporary / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+            _write_lasting(temporary / name, content if isinstance(content, bytes) else content.read_bytes())
         shards = shards_of(tensors, most)
         if len(shards) <= 1:
             _write(temporary / model_file, tensors, read)
@@ -88,8 +90,22 @@ def write_folder(
             _write_shards(temporary, shards, read)
         sync_folder(temporary)
         temporary.rename(target)
+        sync_folder(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    """Return a name beside the target that nobody else uses: processes of two pods may have the same number."""
+    return target.with_name(f".{target.name}.{token_hex(8)}.tmp")
+
+
+def _write_lasting(file: Path, content: bytes) -> None:
+    """Write a new file that survives a power cut."""
+    with file.open("xb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
 def _write_shards(folder: Path, shards: Sequence[Sequence[Described]], read: Read) -> None:
@@ -100,7 +116,7 @@ def _write_shards(folder: Path, shards: Sequence[Sequence[Described]], read: Rea
         file_of |= {tensor.name: file for tensor in shard}
     total = sum(tensor.size for shard in shards for tensor in shard)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))}
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    _write_lasting(folder / INDEX_FILE, f"{json.dumps(index, indent=2)}\n".encode())
 
 
 def _write(file: Path, tensors: Sequence[Described], read: Read) -> None:
