@@ -15,6 +15,7 @@ from disttrain_trainer.checkpoint.export import StoredModel, export_weights
 from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
 from disttrain_trainer.runtime.errors import TrainerError
 from disttrain_trainer.runtime.object_path import ObjectPath
+from disttrain_trainer.tasks.own import OwnedTask
 
 SAME = "same"
 FORMATS = (SAME, "float32", "bfloat16", "float16")
@@ -76,13 +77,21 @@ def _export_folder(stored: StoredModel, target: Path, model: Path, tokenizer: Pa
 
 
 def _config_of(model: Path) -> TransformersConfig:
-    """Return the model config of a folder with a `config.json`, or of a manifest. Raises CommandError."""
+    """Return the model config of a folder with a `config.json`, or of a manifest. Raises CommandError, TrainerError."""
     if model.is_dir():
         return TransformersConfig(path=str(model))
     try:
         training = given(str(model)).spec.training
     except ManifestError as error:
         raise CommandError(str(error)) from error
+    if training is not None and training.task is not None:
+        found = OwnedTask(training.task, training.optimizer).transformers_config()
+        if found is None:
+            raise CommandError(
+                f"{model}: {training.task.entrypoint} has no method transformers_config(), which says of what the "
+                "model is built"
+            )
+        return found
     if training is None or training.model.name is not ModelName.TRANSFORMERS:
         raise CommandError(f"{model}: `training.model.name` must be transformers to export a folder for it")
     config = model_config(training)

@@ -70,6 +70,9 @@ class Dpo:
         self.reference = None if self.adapters else copy.deepcopy(policy)
         return policy
 
+    def transformers_config(self) -> TransformersConfig:
+        return self.config
+
     def data(self) -> tuple[Sequence[tuple[Answer, Answer]], Sequence[tuple[Answer, Answer]]]:
         at = len(self.pairs) - self.held_out
         return self.pairs[:at], self.pairs[at:]

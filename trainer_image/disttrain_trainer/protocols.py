@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
+
+if TYPE_CHECKING:
+    from disttrain_api.transformers_config import TransformersConfig
 
 Batch = Any
 """What `collate` returns: tensors, in mappings, sequences and dataclasses of any depth."""
@@ -245,6 +248,14 @@ class OffersEvaluation(Protocol):
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Mean]:
         """Return figures of a batch, without gradient; the key `loss` replaces that of `loss`."""
+
+
+class OffersTransformersConfig(Protocol):
+    """A task whose model is one of transformers, as `disttrain_trainer.models.transformers.model.build` makes them;
+    `disttrain export` writes it as files of the library by this."""
+
+    def transformers_config(self) -> TransformersConfig:
+        """Return what the model was built of, with its adapters."""
 
 
 # --- callbacks -------------------------------------------------------------------------------------------------------

@@ -1,11 +1,15 @@
 """The example of direct preference optimisation: its loss is equation 7 of the paper, and it raises the margin."""
 
+import json
 import math
 
 import pytest
 import torch
 
+from disttrain.main import main
 from disttrain_trainer.losses import IGNORED
+from examples.tasks.contrastive import Contrastive
+from tests.builders import a_manifest
 from tests.chats import CHATML, VOCABULARY, words, write_chats, write_tokenizer
 from tests.unit.trainer.comparisons import require_same, require_same_bits, series
 from tests.unit.trainer.layouts import SHARD, TENSOR
@@ -100,7 +104,12 @@ def test_it_begins_with_the_weights_of_a_folder(folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def results(folder, tmp_path_factory):
+def storage(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def results(folder, storage, tmp_path_factory):
     def training(**changes):
         task = {"entrypoint": "examples.tasks.dpo:Dpo", "config": config(folder, **changes)}
         rates = {"optimizer": {"name": "AdamW", "learningRate": 0.005}, "steps": 12, "globalBatchSize": 16}
@@ -120,8 +129,7 @@ def results(folder, tmp_path_factory):
         "resumed": [{"training": copied, "stop_after": 5}, {"training": copied}],
     }
     alone = {"copied": [{"training": copied}], "adapted": [{"training": adapted}]}
-    folders = tmp_path_factory.mktemp
-    return run_cases(folders("two"), 2, cases) | run_cases(folders("one"), 1, alone)
+    return run_cases(storage, 2, cases) | run_cases(tmp_path_factory.mktemp("one"), 1, alone)
 
 
 @pytest.mark.parametrize(
@@ -151,3 +159,54 @@ def test_the_margin_rises_in_every_layout(results, layout, alone):
 def test_a_resumed_job_has_the_same_reference(results):
     assert results["resumed"]["errors"][1] is None
     require_same_bits(results["resumed"]["parameters"], results["dp2"]["parameters"])
+
+
+def manifest_of(path, entrypoint, arguments):
+    manifest = a_manifest(training={"task": {"entrypoint": entrypoint, "config": arguments}})
+    training = manifest["spec"]["training"]
+    manifest["spec"]["training"] = {name: value for name, value in training.items() if name not in ("model", "data")}
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+@pytest.mark.parametrize(("layout", "changes"), [("tp2", {}), ("fsdp2, lora", LORA)])
+def test_the_manifest_of_the_job_exports_what_it_has_trained(folder, storage, results, tmp_path, layout, changes):
+    manifest = manifest_of(tmp_path / "dpo.yaml", "examples.tasks.dpo:Dpo", config(folder, **changes))
+    command = ["export", str(storage / layout / "test"), str(tmp_path / "model"), "--model", str(manifest)]
+    assert main(command) == 0
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto").state_dict()
+    trained = results[layout]["parameters"]
+    for name, value in found.items():
+        owner = name.removesuffix(".weight")
+        if f"{owner}.lora_A.weight" in trained:
+            added = (
+                trained[f"{owner}.lora_B.weight"] @ trained[f"{owner}.lora_A.weight"] * (LORA["alpha"] / LORA["rank"])
+            )
+            torch.testing.assert_close(value, trained[name] + added, rtol=1e-5, atol=1e-7)
+        else:
+            assert torch.equal(value, trained[name]), name
+    if changes:
+        assert main([*command[:2], str(tmp_path / "adapter"), *command[3:], "--adapter"]) == 0
+        assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "sentence"),
+    [
+        ("examples.tasks.contrastive:Contrastive", "has no method transformers_config()"),
+        ("tests.unit.trainer.test_dpo:SaysNothing", "expected a disttrain_api.transformers_config.TransformersConfig"),
+    ],
+)
+@pytest.mark.usefixtures("results")
+def test_a_task_that_does_not_say_of_what_its_model_is_built_is_named(storage, tmp_path, capfd, entrypoint, sentence):
+    manifest = manifest_of(tmp_path / "job.yaml", entrypoint, {})
+    assert main(["export", str(storage / "tp2" / "test"), str(tmp_path / "model"), "--model", str(manifest)]) != 0
+    assert sentence in capfd.readouterr().err
+
+
+class SaysNothing(Contrastive):
+    def transformers_config(self):
+        return {"model_type": "llama"}

@@ -15,6 +15,7 @@ from disttrain_trainer.parallel.context.ulysses import Ulysses
 from examples.tasks.callbacks import Best, TailAverage
 from examples.tasks.contrastive import Contrastive
 from examples.tasks.distillation import Distillation
+from examples.tasks.dpo import Dpo
 from examples.tasks.masked import Masked
 from examples.tasks.stream import Streamed
 from examples.user_model import build_model, load_data
@@ -46,6 +47,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.OffersWeight: Masked,
     protocols.OffersOptimizer: Contrastive,
     protocols.OffersEvaluation: Distillation,
+    protocols.OffersTransformersConfig: lambda: Dpo.__new__(Dpo),
     protocols.OffersStart: lambda: TailAverage(begin=1),
     protocols.OffersStep: lambda: TailAverage(begin=1),
     protocols.OffersEvaluationDone: lambda: Best(figure="accuracy"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from disttrain_api.training import Optimizer, OwnTask
+from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.data.batches import Datasets, Microbatch
 from disttrain_trainer.data.collate import collate
 from disttrain_trainer.losses import exact
@@ -51,6 +52,16 @@ class OwnedTask:
 
     def data(self) -> Datasets:
         return as_datasets(_FIELD, f"{self._name}.data()", self._task.data())
+
+    def transformers_config(self) -> TransformersConfig | None:
+        """Return what the model of transformers was built of, if the task says so. Raises InvalidConfiguration."""
+        if (own := offered(self._task, "transformers_config")) is None:
+            return None
+        found = own()
+        if not isinstance(found, TransformersConfig):
+            expected = "a disttrain_api.transformers_config.TransformersConfig"
+            raise self._refused("transformers_config()", f"{found!r:.80}", expected)
+        return found
 
     def place(self, device: torch.device, model: nn.Module) -> None:
         trained = {id(parameter) for parameter in model.parameters()}
