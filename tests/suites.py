@@ -80,7 +80,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_transformers_layouts\.py.*\[(cp4|\w+ (of|x) )": LONG,
     r"trainer/test_transformers_weights\.py.*(fsdp2-files|tp2-adapted|pp2-files)": LONG,
     r"trainer/test_transformers_experts\.py.*\[(dp2|fsdp2, |fsdp2 \+ ep2, [lq]|tp2, s|fsdp4|\w+ x|cp2 \+)": LONG,
-    r"trainer/test_transformers_experts\.py.*\[pp2(\]|, I|, balanced\])": LONG,
+    r"trainer/test_transformers_experts\.py.*\[pp2(\]|, I|, balanced(\]|, [GLZD1]|, Interleaved1))": LONG,
     r"trainer/test_transformers_expert_files\.py.*\[(pp2-mix|tp2)": LONG,
     r"trainer/test_sync_batch_norm\.py.* x fsdp2": MORE_RANKS,
     r"trainer/test_float8\.py.* x tp": MORE_RANKS,

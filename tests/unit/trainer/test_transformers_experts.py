@@ -184,6 +184,15 @@ LAYOUTS = {
         in_pipeline("InterleavedZeroBubble"),
         ONE_PASS,
     ),
+    **{
+        f"pp2, balanced, {schedule}": (
+            2,
+            "five layers, in turn",
+            in_pipeline(schedule),
+            ONE_PASS | (FULL if schedule in ("1F1B", "LoopedBFS", "ZBVZeroBubble") else {}),
+        )
+        for schedule in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV")
+    },
     "cp2, ring, balanced": (2, "mixtral, balanced", {CONTEXT: 2, **RING}, {}),
     "cp2 + ep2, qwen3_moe": (2, "qwen3_moe, balanced", {CONTEXT: 2, EXPERT: 2}, FULL),
     "cp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {CONTEXT: 2, **EP2}, {}),
@@ -204,15 +213,6 @@ if SOAK:
         "tp2, dense layer": (2, "dense layer", {TENSOR: 2}, {}),
         "pp2 x fsdp2 + ep2, dense layer": (4, "dense layer", {PIPELINE: 2, **EP2, **IN_TURN}, FULL),
         "pp2 x tp2": (4, "mixtral", {PIPELINE: 2, **EVERYTHING, **IN_TURN}, {}),
-        **{
-            f"pp2, balanced, {schedule}": (
-                2,
-                "five layers, in turn",
-                in_pipeline(schedule),
-                ONE_PASS | (FULL if schedule in ("1F1B", "LoopedBFS", "ZBVZeroBubble") else {}),
-            )
-            for schedule in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV")
-        },
         "pp2, balanced, two passes": (2, "five layers, in turn", in_pipeline("1F1B", 2), IN_TWO),
         "pp4, balanced": (
             4,
