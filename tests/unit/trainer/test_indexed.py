@@ -36,6 +36,17 @@ def write_indexed(folder: Path, older: bool, dtype: str = "<u2", code: int = 8, 
     return folder / "set.idx"
 
 
+@pytest.mark.parametrize("length", [10, 5_000, 1_000_000])
+def test_other_tokens_below_the_same_index_are_another_data_set(length, tmp_path):
+    """As another tokenizer of equally many tokens writes them. Red where the index alone tells data sets apart."""
+    written = np.random.default_rng(3).integers(0, 200, (2, length)).tolist()
+    one, other, same = (
+        open_indexed(write_indexed(tmp_path / name, False, tokens=[tokens], ends=[1]), 256).fingerprint
+        for name, tokens in (("one", written[0]), ("other", written[1]), ("same", written[0]))
+    )
+    assert one == same != other
+
+
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4)])
 def test_an_indexed_data_set_is_read_as_it_is(older, dtype, code, tmp_path):

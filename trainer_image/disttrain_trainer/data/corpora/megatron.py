@@ -26,6 +26,8 @@ _MAPPED = (b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ"))
 _OLDER = (b"TNTIDX\x00\x00", struct.Struct("<8sQQQQQQ"))
 """Version, type, its bytes, sequences, sizes, documents; then int64 dimensions, places in numbers, sizes, documents."""
 _BLOCK_BYTES = 2**22
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+"""Parts of the tokens that tell data sets with equal indexes apart: to read all of them takes too long."""
 _WIDE = np.dtype("<i8")
 
 
@@ -83,7 +85,8 @@ def open_indexed(path: Path, vocabulary: int) -> Corpus:
     found = _parse(index, head)
     if size != found.size:
         raise CorpusError(f"{index} has {size} bytes, expected {found.size} with {found.sequences} sequences")
-    bytes_of_tokens, width = _size(tokens), found.dtype.itemsize
+    bytes_of_tokens, sample = _sampled(tokens)
+    width = found.dtype.itemsize
     if bytes_of_tokens % width or not 0 < bytes_of_tokens // width <= MAX_TOKENS:
         raise CorpusError(f"{tokens} has {bytes_of_tokens} bytes, expected 1 to {MAX_TOKENS} numbers of {width} bytes")
     count = bytes_of_tokens // width
@@ -101,7 +104,7 @@ def open_indexed(path: Path, vocabulary: int) -> Corpus:
     last = _number(index, found.first_place, found.sequences - 1, files) * found.place_bytes
     if not 0 <= last <= bytes_of_tokens or documents.start(0, files) != 0:
         raise CorpusError(f"{index} is not the index of {tokens}, which has {bytes_of_tokens} bytes")
-    fingerprint = hashlib.sha256(f"{digest} {bytes_of_tokens}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{digest} {bytes_of_tokens} {sample}".encode()).hexdigest()
     shard = ShardFile(tokens, found.dtype, count, documents)
     return Corpus(path, fingerprint, None, vocabulary, (shard,))
 
@@ -155,9 +158,16 @@ def _examine(path: Path) -> tuple[int, str, bytes]:
     return size, digest.hexdigest(), head
 
 
-def _size(path: Path) -> int:
-    descriptor = open_regular(path)
+def _sampled(path: Path) -> tuple[int, str]:
+    """Return the size of a file, and SHA-256 of parts of it that lie as far from each other."""
+    descriptor, digest = open_regular(path), hashlib.sha256()
     try:
-        return os.fstat(descriptor).st_size
+        size = os.fstat(descriptor).st_size
+        last = max(0, size - _SAMPLE_BYTES)
+        for number in range(_SAMPLES):
+            digest.update(os.pread(descriptor, _SAMPLE_BYTES, last * number // (_SAMPLES - 1)))
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
+    return size, digest.hexdigest()
