@@ -11,6 +11,7 @@ from disttrain_api.names import ExitCode
 from disttrain_trainer.parallel.meta import build_on_meta, materialise
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from tests.unit.trainer.comparisons import LOSS, require_same_figures
+from tests.unit.trainer.transformers_code import double_transformers
 from tests.unit.trainer.worlds import job, run_layouts, run_ranks, small, user
 
 TOLERANCE = 1e-10
@@ -85,6 +86,9 @@ class Net(nn.Module):
         elif self.forgets == "buffer" and layer is self.norm:
             nn.init.ones_(layer.weight)
             nn.init.zeros_(layer.bias)
+        elif self.forgets == "integers" and layer is self.norm:
+            for value in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
+                nn.init.ones_(value)
         elif isinstance(layer, nn.Linear | nn.BatchNorm1d):
             layer.reset_parameters()
 
@@ -102,11 +106,34 @@ def test_values_are_those_of_the_model_and_of_the_seed() -> None:
     assert int(one.norm.num_batches_tracked) == 0
 
 
-@pytest.mark.parametrize(("forgets", "named"), [("weight", "`second.bias` of a Linear"), ("buffer", "`norm.running_")])
+@pytest.mark.parametrize(
+    ("forgets", "named"),
+    [
+        ("weight", "`second.bias` of a Linear"),
+        ("buffer", "`norm.running_"),
+        ("integers", "`norm.num_batches_tracked`"),
+    ],
+)
 def test_what_is_left_without_values_is_refused(forgets: str, named: str) -> None:
     net = build_on_meta(lambda: Net(forgets))
     with pytest.raises(InvalidConfiguration, match=f"initialise_layer leaves {named}"):
         materialise(net, torch.device("cpu"), seed=3)
+
+
+def test_a_buffer_of_the_library_that_it_does_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a version would leave it whose layers set theirs in another place."""
+    transformers = pytest.importorskip("transformers")
+    initialise = transformers.PreTrainedModel._init_weights
+
+    def forgets_rotary_embeddings(owner: Any, layer: nn.Module) -> None:
+        if "Rotary" not in type(layer).__name__:
+            initialise(owner, layer)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "_init_weights", forgets_rotary_embeddings)
+    with pytest.raises(
+        InvalidConfiguration, match=r"leaves `model\.layers\.0\.self_attn\.rotary_emb\.\w*inv_freq` of a Ll"
+    ):
+        materialise(build_on_meta(lambda: double_transformers("llama")), torch.device("cpu"), seed=3)
 
 
 def test_a_model_that_cannot_be_initialised_by_layers_is_refused(tmp_path: Path) -> None:

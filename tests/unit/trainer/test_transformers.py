@@ -137,6 +137,19 @@ def test_a_layer_with_a_parameter_that_tables_do_not_have_is_refused(family, par
         double_transformers(family)
 
 
+@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@pytest.mark.parametrize(("style", "name"), [("shuffled", "self_attn.o_proj"), ("colwise", "self_attn.gain")])
+def test_a_layer_that_the_library_cuts_in_another_way_is_not_cut(family, style, name):
+    """Red where a later version, which computes another thing between its projections, would be cut as the earlier."""
+    module = double_transformers(family)
+    assert module.tensor_plan()
+    module.config.base_model_tp_plan = module.config.base_model_tp_plan | {f"layers.*.{name}": style}
+    with pytest.raises(
+        InvalidConfiguration, match=rf"cuts `{name}` of {family} as '{style}', which disttrain does not"
+    ):
+        module.tensor_plan()
+
+
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe, dense layer, windows"])
 def test_a_layer_that_is_initialised_gets_the_same_values_without_memory(family):
     """So that a model that is built on the meta device is no other one."""

@@ -74,7 +74,7 @@ def _fill(module: nn.Module, name: str, layer: nn.Module, filled: set[int]) -> N
     finally:
         layer._parameters.update(kept)
     for key, value in (*whole.items(), *layer.named_buffers(recurse=False)):
-        if value.is_floating_point() and value.isnan().any():
+        if _has_unset(value):
             raise InvalidConfiguration(
                 f"{_FIELD}: {type(module).__name__}.initialise_layer leaves `{f'{name}.{key}'.lstrip('.')}` of a "
                 f"{type(layer).__name__} without values"
@@ -85,8 +85,17 @@ def _fill(module: nn.Module, name: str, layer: nn.Module, filled: set[int]) -> N
 
 
 def _unset(tensor: Tensor) -> Tensor:
-    """Fill a tensor with NaN (integers with zeros), so that one without a value is detected and not trained."""
-    return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.zero_()
+    """Fill a tensor with NaN, integers with their largest, so that one without a value is detected and not trained.
+    Truth values have no room for it: they are False."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(torch.nan)
+    return tensor.zero_() if tensor.dtype is torch.bool else tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+def _has_unset(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    return tensor.dtype is not torch.bool and bool((tensor == torch.iinfo(tensor.dtype).max).any())
 
 
 def cut(whole: Tensor, like: Tensor) -> Tensor:

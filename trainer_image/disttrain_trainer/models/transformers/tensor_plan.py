@@ -40,6 +40,7 @@ def tensor_plan(
     adapted: the projections that have a LoRA adapter. sparse: the layers with experts, which are not cut: every rank of
     the group has the same tokens there.
     """
+    _require_known_styles(family, config)
     dense = [_LAYER]
     if sparse:
         dense = [f"model.layers.{number}" for number in range(config.num_hidden_layers) if number not in sparse]
@@ -90,6 +91,43 @@ def require_known(family: Family, config: PreTrainedConfig, layer: nn.Module) ->
                 f"`training.model`: a layer of {family.name} has the parameter `{name}` in transformers "
                 f"{transformers.__version__}, which disttrain does not know: install an earlier version"
             )
+
+
+def _require_known_styles(family: Family, config: PreTrainedConfig) -> None:
+    """Raise InvalidConfiguration where the library cuts a layer in another way than the versions that this plan was
+    compared with: what it computes between its projections may be another thing, too."""
+    known = _styles_of_library(family.cut)
+    for pattern, style in (config.base_model_tp_plan or {}).items():
+        name = pattern.removeprefix("layers.*.")
+        if name == pattern or name.startswith("mlp.experts") or known.get(name) == style:
+            continue
+        import transformers
+
+        expected = f"'{known[name]}'" if name in known else "not cut there"
+        raise InvalidConfiguration(
+            f"`parallelism.tensorParallelDegree`: transformers {transformers.__version__} cuts `{name}` of "
+            f"{family.name} as '{style}', which disttrain does not know (expected {expected}): install an earlier "
+            "version, or use shards"
+        )
+
+
+def _styles_of_library(cut: Cut) -> dict[str, str]:
+    """Return how the library cuts a layer, by its own names of styles."""
+    if cut is Cut.FUSED:
+        gathered, split = "colwise_gather_output", "rowwise_split_input"
+        return {
+            "self_attn.qkv_proj": gathered,
+            "self_attn.o_proj": split,
+            "mlp.gate_up_proj": gathered,
+            "mlp.down_proj": split,
+        }
+    # Where rows are normalised over all heads, the library computes them whole, and the plan above the norms alone.
+    whole = cut is Cut.NORMED_ROWS
+    styles = {f"self_attn.{name}": "colwise_gather_output" if whole else "colwise" for name in _ATTENTION}
+    styles |= {"self_attn.o_proj": "rowwise_split_input" if whole else "rowwise"}
+    if cut is Cut.NORMED_HEADS:
+        styles |= {f"self_attn.{name}": "replicated_with_grad_allreduce" for name in _NORMS}
+    return styles | {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
 
 
 class _Projection(NamedTuple):
@@ -144,6 +182,7 @@ def _head_norms(cut: Cut) -> dict[str, ParallelStyle]:
 
 
 _NORMS = ("q_norm", "k_norm")
+_ATTENTION = ("q_proj", "k_proj", "v_proj")
 
 
 def _whole_sequence() -> ParallelStyle:
