@@ -33,7 +33,8 @@ class ConnectionLimiter(ABC):
         """The connection has sent the head of a request."""
 
     def refused(self, reason: str) -> None:  # noqa: B027 - not every server counts
-        """An admitted connection is closed because of its `time` or `size`."""
+        """An admitted connection is closed because of its `time` or `size`, or has ended within the head of a request:
+        `incomplete`, also where that was no HTTP."""
 
 
 class Connection(asyncio.Protocol):
@@ -48,6 +49,7 @@ class Connection(asyncio.Protocol):
         self._admitted = False
         self._received = 0
         self._end = b""
+        self._has_asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -73,6 +75,7 @@ class Connection(asyncio.Protocol):
         seen = self._end + data
         self._end = seen[1 - len(_END_OF_HEAD) :]
         if _END_OF_HEAD in seen:
+            self._has_asked = True
             self._limiter.has_asked(self)
         self._inner.data_received(data)
 
@@ -90,6 +93,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._admitted and self._received and not self._has_asked:
+            self._limiter.refused("incomplete")
         self._leave()
         inner, self._inner = self._inner, None
         if inner is not None:

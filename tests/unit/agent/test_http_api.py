@@ -322,7 +322,7 @@ def test_hostile_clients_are_refused_and_disturb_nothing(asked: Pod) -> None:
     assert b"400" in send(b"\x00\xff" * 2000)
     assert b"400" in send(head, b"X: ", b"x" * 8000)
     assert send(head, shut=True) == b""
-    assert status_of(asked).refused == {"size": 2}
+    assert status_of(asked).refused == {"size": 2, "incomplete": 3}
     waiting = [socket.create_connection(address, GENEROUS) for _ in range(30)]
     flood = [socket.create_connection(address, GENEROUS) for _ in range(300)]
     for connection in (*flood, *waiting):
