@@ -54,6 +54,10 @@ APART = {
 }
 
 
+NO_CHECKPOINT_SOON = {"checkpoint": {"interval": 1_000_000}}
+"""Changes of `training`: a checkpoint is there only where somebody has asked for it."""
+
+
 def long_job(name: str, **spec: Any) -> dict[str, Any]:
     """Two workers that train until they are stopped, with a checkpoint every 20 steps on shared storage."""
     base = {

@@ -59,6 +59,11 @@ def checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:
     return int(kubectl.until(newest, f"a checkpoint of step {at_least}", job=name))
 
 
+def saved_step(kubectl: Kubectl, name: str) -> int:
+    """Wait for a checkpoint in the status of a job; its step."""
+    return int(kubectl.until(lambda: kubectl.status(name).get("checkpoint"), "a checkpoint", job=name)["step"])
+
+
 def train_until_a_checkpoint(kubectl: Kubectl, name: str, at_least: int = 1) -> int:
     """Wait for a checkpoint of a running job; its step."""
     kubectl.wait("Running", name)

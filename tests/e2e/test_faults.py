@@ -10,8 +10,8 @@ import pytest
 from tests.documented import console_commands
 from tests.e2e.conftest import SYSTEM, TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import APART, WITH_SLOW_DATA, long_job, program
-from tests.e2e.observe import checkpoint, end_soon, first_step, train_until_a_checkpoint, verdict
+from tests.e2e.manifests import APART, NO_CHECKPOINT_SOON, WITH_SLOW_DATA, long_job, program
+from tests.e2e.observe import checkpoint, end_soon, first_step, saved_step, train_until_a_checkpoint, verdict
 from tools.cluster.paths import REPOSITORY
 
 SLOT = "example.com/slot"
@@ -36,8 +36,10 @@ def test_a_pod_that_runs_out_of_memory_is_named(kubectl: Kubectl) -> None:
 
 
 def test_a_drain_ends_in_a_checkpoint_and_costs_no_restart(kubectl: Kubectl) -> None:
-    kubectl.apply(long_job("drained", workers={"template": APART}, runPolicy={"maxRestarts": 0}))
-    train_until_a_checkpoint(kubectl, "drained")
+    kubectl.apply(
+        long_job("drained", workers={"template": APART}, runPolicy={"maxRestarts": 0}, training=NO_CHECKPOINT_SOON)
+    )
+    first_step(kubectl, "drained", attempt=1)
     victim = kubectl.pods("drained")[1]
     node = victim["spec"]["nodeName"]
     try:
@@ -45,7 +47,7 @@ def test_a_drain_ends_in_a_checkpoint_and_costs_no_restart(kubectl: Kubectl) -> 
         kubectl(*drain, "--pod-selector=disttrain.io/job-name=drained", "--timeout=200s", timeout=250)
         found = verdict(kubectl, "drained")
         assert (found["class"], found["reason"]) == ("Disruption", "Drained"), kubectl.describe_job("drained")
-        saved = kubectl.status("drained")["checkpoint"]["step"]
+        saved = saved_step(kubectl, "drained")
         kubectl.wait("Running", "drained")
         assert saved < first_step(kubectl, "drained", attempt=2) <= saved + 20
         assert {pod["spec"]["nodeName"] for pod in kubectl.pods("drained")}.isdisjoint({node})
@@ -54,6 +56,30 @@ def test_a_drain_ends_in_a_checkpoint_and_costs_no_restart(kubectl: Kubectl) -> 
     finally:
         kubectl("uncordon", node)
     end_soon(kubectl, "drained")
+
+
+def test_a_drain_of_one_pod_of_a_job_in_place_ends_in_a_checkpoint_of_all(kubectl: Kubectl) -> None:
+    """Red where the ranks of the other pod end before all have written one."""
+    in_place = {"restartStrategy": "InPlace", "maxRestarts": 0}
+    kubectl.apply(long_job("leaves", workers={"template": APART}, runPolicy=in_place, training=NO_CHECKPOINT_SOON))
+    first_step(kubectl, "leaves", attempt=1)
+    stays, victim = kubectl.pods("leaves")
+    node = victim["spec"]["nodeName"]
+    try:
+        drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        kubectl(*drain, "--pod-selector=disttrain.io/job-name=leaves", "--timeout=200s", timeout=250)
+        saved = saved_step(kubectl, "leaves")
+        name = stays["metadata"]["name"]
+        resumed = kubectl.wait_for_log(name, rf"resuming after step {saved} ", job="leaves")
+        assert resumed
+        status = kubectl.status("leaves")
+        assert (status["attempt"], status["restarts"], status["restartsSinceCheckpoint"]) == (1, 1, 0)
+        assert [pod["metadata"]["uid"] for pod in kubectl.pods("leaves") if pod["metadata"]["name"] == name] == [
+            stays["metadata"]["uid"]
+        ]
+    finally:
+        kubectl("uncordon", node)
+    end_soon(kubectl, "leaves")
 
 
 @pytest.fixture
@@ -78,8 +104,10 @@ def slots(kubectl: Kubectl) -> Iterator[None]:
 def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, slots: None) -> None:
     container = {**WITH_SLOW_DATA["spec"]["containers"][0], "resources": {"limits": {SLOT: 1}}}
     template = {"spec": {"containers": [container], "priorityClassName": "test-low"}}
-    kubectl.apply(long_job("preempted", workers={"template": template}, runPolicy={"maxRestarts": 0}))
-    train_until_a_checkpoint(kubectl, "preempted")
+    kubectl.apply(
+        long_job("preempted", workers={"template": template}, runPolicy={"maxRestarts": 0}, training=NO_CHECKPOINT_SOON)
+    )
+    first_step(kubectl, "preempted", attempt=1)
     greedy = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -106,8 +134,10 @@ def test_preemption_costs_no_restart_and_the_job_comes_back(kubectl: Kubectl, sl
         lambda: kubectl.condition("preempted", "Running")["reason"] == "Unschedulable", "why it waits", job="preempted"
     )
     assert SLOT in kubectl.condition("preempted", "Running")["message"]
+    saved = saved_step(kubectl, "preempted")
     kubectl("delete", "pod", "greedy")
     kubectl.wait("Running", "preempted")
+    assert saved < first_step(kubectl, "preempted", attempt=2) <= saved + 20
     assert kubectl.status("preempted")["restartsSinceCheckpoint"] == 0
     end_soon(kubectl, "preempted")
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.manifests import ONE_THREAD, STORAGE, example, job, long_job
-from tests.e2e.observe import checkpoint, end_soon, first_step, train_until_a_checkpoint
+from tests.e2e.manifests import NO_CHECKPOINT_SOON, ONE_THREAD, STORAGE, example, job, long_job
+from tests.e2e.observe import checkpoint, end_soon, first_step, saved_step, train_until_a_checkpoint
 
 TORCHRUN = """
 cat > /scratch/program.py <<'PROGRAM'
@@ -229,12 +229,12 @@ def test_a_killed_rank_of_torchrun_restarts_those_of_all_pods_in_place_from_the_
 
 
 def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl) -> None:
-    kubectl.apply(long_job("pause"))
-    train_until_a_checkpoint(kubectl, "pause")
+    kubectl.apply(long_job("pause", training=NO_CHECKPOINT_SOON))
+    first_step(kubectl, "pause", attempt=1)
     kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     kubectl.wait("Suspended", "pause")
     kubectl.until(lambda: not kubectl.pods("pause"), "no pods", job="pause")
-    saved = kubectl.status("pause")["checkpoint"]["step"]
+    saved = saved_step(kubectl, "pause")
     kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":false}}')
     kubectl.wait("Running", "pause")
     assert saved < first_step(kubectl, "pause", attempt=2) <= saved + 20
