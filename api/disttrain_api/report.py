@@ -197,6 +197,8 @@ class RankFailure(_Report):
     """The kernel has killed a process of the pod for want of memory since its ranks last started. None: unknown."""
     repeated: Annotated[bool, BeforeValidator(lambda value: value is True)] = False
     """The same failure has come before in this pod, which has started its ranks again, and nothing was gained since."""
+    not_in_place: Annotated[Annotated[str, _cut(MAX_SENTENCE)] | None, _OrNone] = None
+    """Why the ranks did not start again in their pods, as the agents have decided. None: nobody had to decide."""
 
 
 class RestartsInPlace(_Report):
@@ -319,7 +321,7 @@ def _shorter(report: PodReport) -> Iterator[PodReport]:
 
 
 def _shorter_failures(failure: RankFailure | None) -> Iterator[RankFailure]:
-    for field in ("log_tail", "message", "unquoted"):
+    for field in ("log_tail", "message", "unquoted", "not_in_place"):
         value = (getattr(failure, field) if failure is not None else None) or ""
         while failure is not None and value:
             # The end of a log and the start of a message hold the cause.

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from disttrain_api.goodput import UNKNOWN
 from disttrain_api.status import FailureClass, GoodputState, JobStatus, Phase
-from disttrain_operator.transitions import SINGLE_POD, PhaseClock, Ran, Slowed, Suspected, happenings
+from disttrain_operator.transitions import IN_PLACE, SINGLE_POD, PhaseClock, Ran, Slowed, Suspected, happenings
 
 # The phases in which a job waits, works, or recovers.
 _UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING, Phase.SUSPENDED)
@@ -20,7 +20,7 @@ _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
 
 _PHASES = frozenset(Phase)
 _STATES = frozenset(GoodputState)
-_CLASSES = frozenset((*FailureClass, SINGLE_POD))
+_CLASSES = frozenset((*FailureClass, SINGLE_POD, IN_PLACE))
 
 Gauges = Callable[[], Mapping[str, float]]
 

@@ -9,13 +9,15 @@ from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.stragglers import newly_named
 from disttrain_operator.decide.suspicion import is_suspected, is_withdrawn
 
-SINGLE_POD = "SinglePod"
-"""Stands for the class of a cause after which one pod was made again."""
+SINGLE_POD, IN_PLACE = "SinglePod", "InPlace"
+"""Stand for the class of a cause after which one pod was made again, or all ranks started again in their pods."""
+_MOST_AT_ONCE = 10
+"""Restarts in place between two looks: an agent may say any number."""
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """A restart, of the gang or of one pod, by the class of its cause."""
+    """A restart, of the gang, of one pod or of the ranks in their pods, by the class of its cause."""
 
     class_: str
 
@@ -57,6 +59,8 @@ def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
             yield Restarted(verdict.class_ if verdict is not None and verdict.class_ is not None else "Unknown")
         replaced = len(attempt.replacements) - (len(before.replacements) if before is not None else 0)
         yield from (Restarted(SINGLE_POD) for _ in range(replaced))
+        in_place = (attempt.restarts_in_place or 0) - ((before.restarts_in_place or 0) if before is not None else 0)
+        yield from (Restarted(IN_PLACE) for _ in range(min(in_place, _MOST_AT_ONCE)))
         if attempt.running_time and not (before and before.running_time):
             yield _ran(attempt, new.attempts[number - 1] if number else None)
 

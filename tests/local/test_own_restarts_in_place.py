@@ -137,8 +137,9 @@ def test_used_up_restarts_in_place_recreate_the_pods(workplace: Workplace) -> No
     status = run.status
     assert (status["attempt"], status["restarts"]) == (2, 1)
     assert [attempt["restartsInPlace"] for attempt in status["attempts"]] == [1, 1]
-    assert "exited with code 7" in status["attempts"][0]["verdict"]["message"]
+    message = status["attempts"][0]["verdict"]["message"]
+    assert "exited with code 7" in message
+    assert message.endswith("no restart in place: 1 restarts in place without a new checkpoint are used up")
     for attempt in (1, 2):
         lines = [line for line in run.log(0, attempt).splitlines() if line.startswith("life")]
         assert lines == [f"life {attempt} 0", f"life {attempt} 1"]
-    assert "1 restarts in place without a new checkpoint are used up" in run.log(0, 1)

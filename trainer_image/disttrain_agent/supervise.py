@@ -68,6 +68,7 @@ class Supervisor:
         self._gang: Gang | None = None
         self._restarts: RestartsInPlace | None = None
         self._repeated = False
+        self._not_in_place: str | None = None
 
     async def run(self) -> int:
         """Exit code of the pod."""
@@ -200,6 +201,8 @@ class Supervisor:
             log(f"no restart in place: {gang.left.why}")
             own, former = failure.cause.signature, gang.left.repeated
             self._repeated = own is not None and own.repeats(former)
+            if former is None and hopeless(failure.cause) is None:
+                self._not_in_place = gang.left.why
             return False
         if not self._pod.is_master:
             self._reports.begin_again()
@@ -331,7 +334,8 @@ class Supervisor:
         if self._life.ended_for_gang:
             why = "its agent stopped it, since ranks of another pod had failed"
             return own_failure(cause.rank, ExitCode.PEER_LOST, why)
-        return self._life.failure_of(cause).model_copy(update={"repeated": self._repeated})
+        decided = {"repeated": self._repeated, "not_in_place": self._not_in_place}
+        return self._life.failure_of(cause).model_copy(update=decided)
 
     @property
     def _since_failure(self) -> float:

@@ -3,7 +3,7 @@
 Actions are plain values: no manifest, no request; each says why.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -80,6 +80,8 @@ class RestartInPlace:
     """The one to kill; None: all."""
     at: datetime
     """The time of the decision."""
+    why: str = field(default="", compare=False)
+    """Where the ranks were, in a sentence."""
 
 
 @dataclass(frozen=True)

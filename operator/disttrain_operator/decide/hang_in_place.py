@@ -22,7 +22,8 @@ def in_place_first(situation: Situation, verdict: Verdict) -> Transition | Verdi
         return verdict
     order = situation.observed.order
     if order is None or (order.given.pod_uid, order.given.generation) != (live.pod_uid, live.generation):
-        action = RestartInPlace(live.pod_uid, live.attempt, live.generation, live.stall.step, _alone(live.stall), now)
+        facts = live.pod_uid, live.attempt, live.generation, live.stall.step, _alone(live.stall), now
+        action = RestartInPlace(*facts, why=verdict.message)
         return _ordered(situation, verdict, action)
     until = order.given.at + timedelta(seconds=ORDER_SECONDS)
     if order.refused is None and now < until:

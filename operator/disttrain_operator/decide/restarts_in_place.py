@@ -22,7 +22,20 @@ def learn_restarts(status: JobStatus, observed: Observed, spec: JobSpec) -> JobS
     reporting, restarts = found
     pod = _pod_of(restarts.failure.rank, reporting, observed, spec)
     why = words_of_rank(restarts.failure, pod, quoted=spec.run_policy.failure_log_in_status)
+    if where := _where_it_hung(status, restarts, observed):
+        why = f"{why}: {where}"
     return note_restarts_in_place(status, restarts.count, cut(why, MAX_MESSAGE_BYTES))
+
+
+def _where_it_hung(status: JobStatus, restarts: RestartsInPlace, observed: Observed) -> str:
+    """Return where the ranks were that the operator had killed for a hang; "" where they have failed otherwise, or
+    another operator knows it."""
+    hung, order = restarts.failure.reason == Reason.PROGRESS_DEADLINE_EXCEEDED, observed.order
+    if not hung or order is None or (order.given.attempt, order.given.generation + 1) != (
+        status.attempt, restarts.count
+    ):  # fmt: skip
+        return ""
+    return order.given.why
 
 
 def restarts_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:

@@ -51,7 +51,7 @@ def verdict_of(cause: Cause, matched: MatchedAction, policy: RunPolicy) -> Verdi
         return _of_replaced(cause, cause.follows, matched, rank, policy)
     return Verdict(
         reason=cause.reason,
-        message=_sentence(cause, rank, policy) + _about_root(cause, policy),
+        message=_sentence(cause, rank, policy) + _about_root(cause, policy) + _about_place(failure),
         class_=cause.class_,
         action=matched.action,
         rule=matched.rule,
@@ -101,6 +101,12 @@ def _sentence(cause: Cause, rank: int | None, policy: RunPolicy) -> str:
         subject = f"init container {pod.exit.init_container} of {subject}"
     detail = _detail(cause, policy)
     return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
+
+
+def _about_place(failure: RankFailure | None) -> str:
+    """Return why the ranks did not start again in their pods, where they could have."""
+    why = failure.not_in_place if failure is not None else None
+    return f"; no restart in place: {why}" if why else ""
 
 
 def _about_root(cause: Cause, policy: RunPolicy) -> str:

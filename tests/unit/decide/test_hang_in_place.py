@@ -69,6 +69,26 @@ def test_the_condition_and_an_event_say_where_the_ranks_were_and_what_follows(wo
         assert sentence.endswith("its ranks are restarted in place")
 
 
+@pytest.mark.parametrize(
+    ("reason", "generation", "is_said"),
+    [("ProgressDeadlineExceeded", 0, True), ("ProgressDeadlineExceeded", 3, False), (None, 0, False)],
+    ids=["the order's", "an order for other ranks", "another failure"],
+)
+def test_the_attempt_says_where_the_ranks_were_that_have_started_again(
+    world: World, reason: str | None, generation: int, is_said: bool
+) -> None:
+    """Red where only an Event does, which is gone after an hour."""
+    given = Order(replace(ordered(hung(world)), generation=generation))
+    killed = RankFailure(rank=1, exit_code=137, signal=9, reason=reason)
+    restarts = RestartsInPlace(count=1, time="2026-01-01T12:00:00Z", failure=killed)
+    decision = hung(world, given, stall=None, restarts_in_place=restarts)
+    assert decision.status is not None
+    said = decision.status.attempts[0].last_restart_in_place
+    assert said is not None
+    assert said.startswith("rank 1 (pod ")
+    assert ("is stopped by a signal, and rank 0 waits in f (a:1)" in said) == is_said
+
+
 def test_an_order_that_was_given_is_waited_for_once_and_then_the_pods_are_recreated(world: World) -> None:
     given = Order(ordered(hung(world)))
     waits = hung(world, given, later=ORDER_SECONDS - 1)

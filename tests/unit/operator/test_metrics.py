@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from disttrain_api.status import Attempt, Condition, FailureClass, JobStatus, Replacement, Verdict
 from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.transitions import PhaseClock, Ran, Restarted, happenings
@@ -51,6 +53,15 @@ def test_a_pod_made_again_alone_is_counted() -> None:
     old = JobStatus(attempts=[begun])
     new = JobStatus(restarts=1, attempts=[begun.model_copy(update={"replacements": [entry]})])
     assert list(happenings(old, new)) == [Restarted("SinglePod")]
+
+
+@pytest.mark.parametrize(("before", "now", "counted"), [(None, 1, 1), (1, 3, 2), (2, 2, 0), (3, 2**31 - 1, 10)])
+def test_starts_of_ranks_in_their_pods_are_counted(before: int | None, now: int, counted: int) -> None:
+    """Whatever an agent says: it is one of many jobs."""
+    begun = Attempt(number=1, start_time=at(0), running_time=at(1), restarts_in_place=before)
+    again = begun.model_copy(update={"restarts_in_place": now})
+    found = list(happenings(JobStatus(attempts=[begun]), JobStatus(attempts=[again])))
+    assert found == [Restarted("InPlace")] * counted
 
 
 def test_time_is_counted_in_the_phase_in_which_it_is_spent() -> None:
