@@ -5,6 +5,7 @@ our trainer and agent say in sentences of their own, of a program the type of it
 where the job asks for that (`failureLogInStatus`).
 """
 
+from disttrain_api.bounds import continued
 from disttrain_api.names import ExitCode, Reason
 from disttrain_api.program_log import exception_type, last_error
 from disttrain_api.report import RankFailure
@@ -51,7 +52,7 @@ def verdict_of(cause: Cause, matched: MatchedAction, policy: RunPolicy) -> Verdi
         return _of_replaced(cause, cause.follows, matched, rank, policy)
     return Verdict(
         reason=cause.reason,
-        message=_sentence(cause, rank, policy) + _about_root(cause, policy) + _about_place(failure),
+        message=_about_place(_sentence(cause, rank, policy) + _about_root(cause, policy), failure),
         class_=cause.class_,
         action=matched.action,
         rule=matched.rule,
@@ -103,10 +104,10 @@ def _sentence(cause: Cause, rank: int | None, policy: RunPolicy) -> str:
     return f"{subject} ({where}) {_ending(cause)}" + (f": {detail}" if detail else "")
 
 
-def _about_place(failure: RankFailure | None) -> str:
-    """Return why the ranks did not start again in their pods, where they could have."""
+def _about_place(sentence: str, failure: RankFailure | None) -> str:
+    """Return the sentence with why the ranks did not start again in their pods, where they could have."""
     why = failure.not_in_place if failure is not None else None
-    return f"; no restart in place: {why}" if why else ""
+    return continued(sentence, f"no restart in place: {why}") if why else sentence
 
 
 def _about_root(cause: Cause, policy: RunPolicy) -> str:

@@ -72,8 +72,9 @@ async def test_the_first_connection_goes_where_the_ranks_meet_before_the_name_ha
     )
     await until(lambda: 1 in port.leader._present)
     assert not names.asked
-    follower.close()
     port.close()
+    await until(lambda: names.asked)
+    follower.close()
 
 
 async def test_the_ranks_meet_at_the_address_that_the_agent_has_heard(names: Names) -> None:

@@ -38,8 +38,10 @@ class FollowingAgent:
         """Where worker 0's agent was found last."""
         self._alone = False
         self._tries = self._tries_heard = 0
-        self._heard_of = heard
+        self._heard_of: str | None = None
         """Where worker 0's agent is to be, until its name leads there."""
+        self._heard_first = heard
+        """The same before its name has an address, until the first connection."""
         self._loop = asyncio.get_running_loop()
         self._hurried_at = -math.inf
         self._task = self._loop.create_task(self._stay_connected())
@@ -152,10 +154,10 @@ class FollowingAgent:
 
     async def _where(self) -> str:
         """Return the address to try next. Raises OSError where none is known."""
-        if self._heard_of is not None:
+        if (heard := self._heard_of or self._heard_first) is not None:
             self._tries_heard += 1
             if self._tries_heard % _NAMES_TURN:
-                return self._heard_of
+                return heard
         self._member.leader_moved = True
         found = await addresses(self._host, self._port)
         self._member.leader_moved = self._address not in found
@@ -175,7 +177,7 @@ class FollowingAgent:
             channel = await asyncio.wait_for(
                 follow(reader, writer, self._key, self._worker, self._workers), HANDSHAKE_SECONDS
             )
-            self._channel, self._address = channel, host
+            self._channel, self._address, self._heard_first = channel, host, None
             self._member.connected()
             self._alone = False
             self._pass_on()
