@@ -32,7 +32,18 @@ from tools.cluster import mounts
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "build" / "tests"
 TRAINER = "tests/unit/trainer"
-FAMILIES = f"{TRAINER}/test_transformers_exports.py {TRAINER}/test_transformers_layouts.py"
+FAMILIES = " ".join(
+    f"{TRAINER}/test_{name}.py"
+    for name in (
+        "transformers",
+        "transformers_weights",
+        "transformers_exports",
+        "transformers_layouts",
+        "transformers_experts",
+        "transformers_expert_files",
+        "chat_adapters",
+    )
+)
 BESIDE = 2
 """So many steps of one group run beside each other."""
 GRACE_SECONDS = 30.0
