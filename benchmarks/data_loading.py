@@ -52,6 +52,15 @@ BATCHES = (1, 8, 32)
 TASK = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
 LIBRARIES = ("datasets", "mosaicml-streaming")
 FILES = sorted(REPOSITORY.glob("docs/*.md"))
+PREPARE = """
+import sys
+from pathlib import Path
+from disttrain.corpora.prepare import prepare
+from disttrain.corpora.settings import Settings
+source, tokenizer, output, workers = sys.argv[1:]
+# So large that a shard has work for all.
+prepare(Settings((Path(source),), tokenizer, Path(output), workers=int(workers), segment_bytes=2**22))
+"""
 
 
 def measure(quick: bool, only: str | None = None) -> Iterator[harness.Row]:
@@ -196,8 +205,9 @@ def tokenizing_together(folder: Path, source: Path, repeats: int) -> Iterator[ha
 
         def ours(path: Path = path, outputs: Iterator[int] = outputs) -> None:
             output = folder / f"{path.suffix[1:]}-{next(outputs)}"
-            # So large that a shard has work for all.
-            prepare(Settings((path,), str(folder / "tokenizer.json"), output, workers=cores, segment_bytes=2**22))
+            # A program of its own: its processes import what they need, and not what this script has.
+            command = [sys.executable, "-c", PREPARE, path, folder / "tokenizer.json", output, str(cores)]
+            subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path[:4])})
 
         def bare(documents: Callable[[], Iterator[str]] = documents) -> None:
             with (folder / "bare.tokens").open("wb") as file:

@@ -16,8 +16,9 @@ from disttrain.corpora.sources import Format, Piece, Source
 from disttrain.corpora.tables import texts
 from disttrain_trainer.data.corpora.manifest import CorpusError
 
-BLOCK_BYTES = 2**20
-"""Texts longer than this are cut after the next end of a line: no token goes across the cut."""
+BLOCK_BYTES = 2**16
+"""Texts longer than this are cut after the next end of a line: no token goes across the cut. The library tokenizers
+takes twice as long for each byte of a text of a MiB."""
 MAX_LINE_BYTES = 2**26
 """The longest line that a source may have: a line is held in memory as a whole."""
 

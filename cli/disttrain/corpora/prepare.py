@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disttrain.corpora.binaries import require_text
+from disttrain.corpora.documents import BLOCK_BYTES
 from disttrain.corpora.encoders import build_encoder, describe_tokenizer, kind_of, read_tokenizer
 from disttrain.corpora.run import Progress, Run, Task
 from disttrain.corpora.settings import Settings, SpecialTokens
@@ -125,7 +126,7 @@ def _plan(settings: Settings, sources: Sequence[Source], tokenizer: Tokenizer, s
     options: dict[str, object] = {
         "sources": [[str(source.path.absolute()), source.size, source.modified] for source in sources],
         "tokenizer": tokenizer.model_dump(mode="json"),
-        "settings": [settings.field, settings.part_bytes],
+        "settings": [settings.field, settings.part_bytes, BLOCK_BYTES],
     }
     # Without a word about it where it makes no difference, or is what versions before did.
     if tokenizer.kind == "tokenizers" and special_tokens is not SpecialTokens.ENCODE:

@@ -36,7 +36,7 @@ SMALL_TEXT = LINE * (7 * SMALL_BLOCK // 2 // len(LINE)) + b"no end of a line"
 
 @pytest.fixture
 def small_blocks(monkeypatch) -> None:
-    """Texts are cut after so many bytes instead of a MiB."""
+    """Texts are cut after so many bytes."""
     monkeypatch.setattr(documents, "BLOCK_BYTES", SMALL_BLOCK)
 
 
@@ -58,7 +58,7 @@ def asked(sources: Path, output: Path, **settings: object) -> Settings:
 def test_what_was_prepared_once_is_the_same_corpus_today(tmp_path: Path, segment: int, workers: int) -> None:
     """Its fingerprint is that of the version that had no segments: jobs resume with it."""
     sources = write_sources(tmp_path / "sources", lines=150)
-    (sources / "large.txt").write_bytes(TEXT)
+    (sources / "large.txt").write_bytes(LINE * (7 * 2**19 // len(LINE)) + b"no end of a line")
     settings = asked(
         sources, tmp_path / "corpus", end_of_document="10", part_bytes=30_000, workers=workers, segment_bytes=segment
     )
@@ -133,7 +133,7 @@ def test_tokens_of_a_large_text_are_those_of_its_blocks_packed_or_not(tmp_path: 
 def test_a_kill_within_a_shard_loses_no_finished_segment(name: str, workers: int, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(TEXT if name == "a.txt" else gzip.compress(TEXT))
     whole, output, all_steps, steps = tmp_path / "whole", tmp_path / "corpus", [], []
-    segment = SEGMENT if name == "a.txt" else 5_000
+    segment = SEGMENT if name == "a.txt" else 500
     prepare(asked(tmp_path / name, whole, segment_bytes=segment), all_steps.append)
     script = tmp_path / "program.py"
     script.write_text(KILLED_AFTER_TWO_SEGMENTS)
