@@ -15,7 +15,9 @@ def attempt_key(token: str, purpose: str, uid: str, attempt: int, generation: in
 
 
 def address_proof(token: str, uid: str, attempt: int, address: str) -> str:
-    """Return what shows that whoever says the address of worker 0 knows the job's token: HMAC-SHA256 of the address as
-    hexadecimal digits. It may be read by others: it serves for this address of this attempt alone. Raises ValueError
-    for an empty token."""
+    """Return the proof that an address of worker 0 comes from somebody with the job's token: HMAC-SHA256 of it, as
+    hexadecimal digits. Others may read it, because it is valid for this address in this attempt alone.
+
+    Raises ValueError for an empty token.
+    """
     return hmac.digest(attempt_key(token, "address", uid, attempt), address.encode(), "sha256").hex()

@@ -7,7 +7,7 @@ agent finds the pod by name.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from disttrain_api.agent_token import agent_token
@@ -81,22 +81,34 @@ class LeaderAddresses:
             if job is None:
                 continue
             gang = list(self._gang(job.namespace, uid, job.status.attempt))
-            leaders = [one for one in gang if one[0].index == 0]
-            if leaders:
-                announcement = _Announcement(*max(leaders, key=lambda one: one[1]))
-                former = self._announced.get(uid)
-                announced[uid] = former if former is not None and former.leader == announcement.leader else announcement
-                waiting = {pod.uid for pod in self._world.last_seen(uid) if pod.awaits_address is not None}
-                for agent, _ in gang:
-                    seeks = agent.pod_uid in waiting or (announcement.replacement > 0 and agent.index > 0)
-                    due = agent.pod_uid not in self._asked and announced[uid].tries.get(agent.pod_uid, 0) < MOST_TRIES
-                    if seeks and due:
-                        line.push(job.namespace, (announced[uid], agent))
+            announcement = self._announcement(uid, gang)
+            if announcement is not None:
+                announced[uid] = announcement
+                for agent in self._due(announcement, gang):
+                    line.push(job.namespace, (announcement, agent))
         self._announced = announced
         for _ in range(min(MOST - len(self._asked), len(line))):
             announcement, agent = line.pop()
             self._asked.add(agent.pod_uid)
             tasks.create_task(self._announce(announcement, agent))
+
+    def _announcement(self, uid: str, gang: Sequence[tuple[Agent, int]]) -> _Announcement | None:
+        """The announcement of worker 0's newest pod, with who has heard it; None where no such pod runs."""
+        leaders = [one for one in gang if one[0].index == 0]
+        if not leaders:
+            return None
+        leader, replacement = max(leaders, key=lambda one: one[1])
+        former = self._announced.get(uid)
+        return former if former is not None and former.leader == leader else _Announcement(leader, replacement)
+
+    def _due(self, announcement: _Announcement, gang: Iterable[tuple[Agent, int]]) -> Iterator[Agent]:
+        """The agents that are to hear it now: those that wait for an address, and all workers of a replaced leader."""
+        seen = self._world.last_seen(announcement.leader.job_uid)
+        waiting = {pod.uid for pod in seen if pod.awaits_address is not None}
+        for agent, _ in gang:
+            seeks = agent.pod_uid in waiting or (announcement.replacement > 0 and agent.index > 0)
+            if seeks and agent.pod_uid not in self._asked and announcement.tries.get(agent.pod_uid, 0) < MOST_TRIES:
+                yield agent
 
     def _gang(self, namespace: str, uid: str, attempt: int) -> Iterator[tuple[Agent, int]]:
         """The agents of an attempt's workers that run, each with which replacement its pod is."""

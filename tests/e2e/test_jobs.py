@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from disttrain_api.names import AGENT_PORT
 from tests.e2e.conftest import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import NO_CHECKPOINT_SOON, ONE_THREAD, STORAGE, example, job, long_job
@@ -105,7 +106,7 @@ def test_two_jobs_on_the_nodes_own_network_do_not_meet(kubectl: Kubectl) -> None
         }
         assert all(pod["status"]["podIP"] == pod["status"]["hostIP"] for pod in pods)
         ports += [port["hostPort"] for pod in pods for port in pod["spec"]["containers"][0].get("ports", [])]
-    assert len(ports) == len(set(ports)) == 2, "rank 0 of each listens"
+    assert len(ports) == len(set(ports)) == 4, "rank 0 of each listens, and the agent beside it"
 
 
 def test_a_killed_rank_resumes_from_the_checkpoint_on_shared_storage(kubectl: Kubectl) -> None:
@@ -242,9 +243,29 @@ def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(kubectl: Kubectl
     end_soon(kubectl, "pause")
 
 
+WITHOUT_DNS = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
+
+
+def test_pods_without_dns_meet_where_the_operator_says(kubectl: Kubectl) -> None:
+    kubectl.apply(long_job("nameless", workers={"template": {"spec": WITHOUT_DNS}}))
+    assert first_step(kubectl, "nameless", attempt=1) > 0
+    for pod in kubectl.pods("nameless"):
+        assert "as the operator says" in kubectl("logs", pod["metadata"]["name"], "-c", "trainer")
+    end_soon(kubectl, "nameless")
+
+
 def test_agents_that_wait_for_an_address_are_not_a_job_that_runs(kubectl: Kubectl) -> None:
-    nowhere = {"spec": {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}}
-    kubectl.apply(long_job("lost", workers={"template": nowhere}))
+    """Neither DNS has it, nor can the operator say it: another program has the port of the agents."""
+    held = f"import socket, time; taken = socket.create_server(('', {AGENT_PORT})); time.sleep(100_000)"
+    sidecar = {
+        "name": "holds-the-port",
+        "image": TRAINER_IMAGE,
+        "command": ["python3", "-c", held],
+        "restartPolicy": "Always",
+        # No agent starts before.
+        "startupProbe": {"tcpSocket": {"port": AGENT_PORT}, "periodSeconds": 1, "failureThreshold": 60},
+    }
+    kubectl.apply(long_job("lost", workers={"template": {"spec": {**WITHOUT_DNS, "initContainers": [sidecar]}}}))
     kubectl.until(
         lambda: kubectl.condition("lost", "Running")["reason"] == "WaitingForAddress",
         "say what it waits for",

@@ -1,6 +1,7 @@
 """What is said of a rank that is asked for its stacks, by what the kernel says of its process, in a time of its own."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -162,6 +163,7 @@ def test_the_stacks_of_many_threads_fit_into_the_answer(pod: Pod, recorder: Path
     text, _ = said(pod)
     assert text.startswith(TEXT)
     assert text.endswith(CALLS)
+    assert len(json.dumps({"stacks": {str(rank): text for rank in range(ranks)}})) < MAX_WHOLE_STACKS_BYTES
     most = min(MAX_STACKS_BYTES, MAX_WHOLE_STACKS_BYTES // (2 * ranks))
     assert len(text) == most + len("\n") + len(f"\n\n{CALLS}")
 

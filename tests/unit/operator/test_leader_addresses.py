@@ -36,8 +36,8 @@ def waiting(index: int) -> Raw:
     return waits
 
 
-def heard(address: str, replacement: int) -> tuple[str, str, str]:
-    """What an agent is told: the last part shows that it was the operator."""
+def announced(address: str, replacement: int) -> tuple[str, str, str]:
+    """The query of an announcement. Its proof shows that the operator makes it."""
     proof = address_proof(f"token of {UID}", UID, 1, address)
     return f"address={address}", f"replacement={replacement}", f"proof={proof}"
 
@@ -88,29 +88,29 @@ class Told(Fleet):
 
 async def test_each_agent_hears_once_where_worker_0s_new_pod_is() -> None:
     fleet = Told(in_place_of(0, 3), worker(1), worker(2))
-    told = heard("10.0.0.99", 3)
-    assert await fleet.rounds() == [(1, *told), (2, *told)]
+    query = announced("10.0.0.99", 3)
+    assert await fleet.rounds() == [(1, *query), (2, *query)]
     assert await fleet.rounds(5) == []
     fleet.world.pods.observe_deleted(in_place_of(0, 3))
     fleet.world.pods.observe(in_place_of(0, 7, "fd00::7"))
-    told = heard("fd00::7", 7)
-    assert await fleet.rounds(2) == [(1, *told), (2, *told)], "it was lost again"
+    query = announced("fd00::7", 7)
+    assert await fleet.rounds(2) == [(1, *query), (2, *query)], "it was lost again"
 
 
 async def test_agents_that_wait_hear_where_worker_0_is_also_its_own() -> None:
     """Red where agents hear it again, or those that have started their ranks."""
     fleet = Told(waiting(0), waiting(1), worker(2), lost=())
-    told = heard("10.0.1.0", 0)
-    assert await fleet.rounds() == [(0, *told), (1, *told)]
+    query = announced("10.0.1.0", 0)
+    assert await fleet.rounds() == [(0, *query), (1, *query)]
     assert await fleet.rounds(5) == []
     fleet.world.pods.observe(waiting(2) | {"metadata": waiting(2)["metadata"] | {"resourceVersion": "9"}})
     fleet.world.snapshot(UID)
-    assert await fleet.rounds() == [(2, *told)], "its container has started again"
+    assert await fleet.rounds() == [(2, *query)], "its container has started again"
 
 
 async def test_who_waits_while_worker_0_was_replaced_hears_of_the_new_pod() -> None:
     fleet = Told(in_place_of(0, 3), waiting(1))
-    assert await fleet.rounds() == [(1, *heard("10.0.0.99", 3))]
+    assert await fleet.rounds() == [(1, *announced("10.0.0.99", 3))]
 
 
 async def test_nobody_who_waits_hears_of_a_pod_that_does_not_run_yet() -> None:

@@ -121,7 +121,7 @@ def _styles_of_library(cut: Cut) -> dict[str, str]:
             "mlp.gate_up_proj": gathered,
             "mlp.down_proj": split,
         }
-    # Where rows are normalised over all heads, the library computes them whole, and the plan above the norms alone.
+    # The library gathers queries and keys that are normalised over all heads; our plan gathers them for the norm alone.
     whole = cut is Cut.NORMED_ROWS
     styles = {f"self_attn.{name}": "colwise_gather_output" if whole else "colwise" for name in _ATTENTION}
     styles |= {"self_attn.o_proj": "rowwise_split_input" if whole else "rowwise"}
