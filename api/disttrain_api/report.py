@@ -135,6 +135,8 @@ class RankPhase(StrEnum):
     """Current activity of a rank."""
 
     STARTING = "Starting"
+    RESTORING = "Restoring"
+    """It reads a checkpoint, or what a rank that has survived has left."""
     TRAINING = "Training"
     EVALUATING = "Evaluating"
     SAVING = "Saving"
@@ -150,6 +152,8 @@ class SlowRank(_Report):
     """Per step."""
     others_seconds: _Seconds
     """The same, as the median of the other ranks that do the same work."""
+    times: Annotated[int, Field(ge=1, le=2**31)] = 1
+    """How often it was found to be slow, each time in as many further windows as it took to name it."""
 
 
 class RankReport(_Report):

@@ -135,8 +135,9 @@ class NodeSuspicion(ApiModel):
     """Attempts that failed first on the node. 0: never suspect a node."""
     window_seconds: PositiveSeconds = 21_600
     """Within this time."""
-    stragglers: bool = False
-    """Also suspect nodes of slow ranks."""
+    stragglers: bool = True
+    """Also suspect the node of a rank that was found to be slow three times, unless that rank is slow on other nodes,
+    too."""
 
 
 class DisruptionBudget(ApiModel):

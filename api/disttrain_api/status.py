@@ -107,7 +107,7 @@ class Progress(StatusModel):
     evaluation_failure: str | None = None
     """Why the last evaluation has no figures. Absent: it has some, or none was due."""
     phase: str | None = None
-    """Starting, Training, Evaluating, Saving or Restarting, while the job runs."""
+    """Starting, Restoring, Training, Evaluating, Saving or Restarting, while the job runs."""
     remaining_seconds: int | None = None
     """Time to the last step at the pace so far, while the job runs."""
     remaining: str | None = None
@@ -243,7 +243,9 @@ class Attempt(StatusModel):
     last_restart_in_place: str | None = None
     """Why, the last time."""
     slow_node: str | None = None
-    """Node of the last rank that was named as slow."""
+    """Node of the last rank that was found to be slow three times."""
+    slow_rank: int | None = None
+    """This rank."""
     succeeded: str | None = None
     """Members that have succeeded, for example "worker 0-3,7"; kept of the last attempt."""
 
@@ -262,10 +264,15 @@ class GoodputState(StrEnum):
     EVALUATING = "Evaluating"
     SAVING = "Saving"
     """The ranks waited for a checkpoint."""
+    RESTORING = "Restoring"
+    """The ranks read a checkpoint, or what a rank that has survived has left."""
     REDOING = "Redoing"
     """On steps that were done before and lost."""
+    WAITING = "Waiting"
+    """The pause before a restart (`restartBackoffSeconds`)."""
     RESTARTING = "Restarting"
-    """From a failure until all pods ran again, but for the time in a queue; in place, until ranks trained again."""
+    """From a failure until all pods ran again, but for the time in a queue or a pause; in place, until ranks trained
+    again."""
 
 
 class StateSeconds(StatusModel):
@@ -285,8 +292,8 @@ class Goodput(StatusModel):
     update_time: Time
     """End of the count. Since then the job is in `state`."""
     state: str | None = None
-    """Queued, Suspended, Starting, Training, Evaluating, Saving, Redoing (lost steps) or Restarting. Absent: it has
-    finished."""
+    """Queued, Suspended, Starting, Restoring, Training, Evaluating, Saving, Redoing (lost steps), Waiting (a pause before
+    a restart) or Restarting. Absent: it has finished."""
     spent: list[StateSeconds] = []
     """Time by state."""
     percent: int | None = None

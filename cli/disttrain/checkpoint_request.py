@@ -108,7 +108,7 @@ def _not_taken(job: RemoteJob, seconds: float) -> str:
             "its agent does not answer the operator (an image without it, a network policy, an operator outside of the "
             "cluster), or has no report of its ranks yet"
         )
-    elif progress.phase == RankPhase.STARTING:
+    elif progress.phase in (RankPhase.STARTING, RankPhase.RESTORING):
         why = "they have not begun to train"
     else:
         why = "the image's agent, or the operator, is of an earlier release that does not know such requests"

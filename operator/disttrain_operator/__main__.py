@@ -200,7 +200,7 @@ class Operator:
                 logger.info("pods of jobs that name no image get %s", self._site.trainer_image)
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._reconciler.work())
-                tasks.create_task(self._leadership.run(self._watches, self._begin_to_act))
+                tasks.create_task(self._leadership.run(self._watches, self._begin_to_act, self._end_to_act))
                 tasks.create_task(self._pod_events.run())
                 if self._settings.progress_interval_seconds:
                     tasks.create_task(self._agents.run())
@@ -234,6 +234,7 @@ class Operator:
 
     def _begin_to_act(self) -> None:
         """This replica acts from now on. What it knew of its own requests is of another time."""
+        self._metrics.leads(True)
         self._world.problems.clear()
         self._reconciler.refused.forget_all()
         self._unreadable.begin()
@@ -244,6 +245,10 @@ class Operator:
             self._history.begin(self._world)
         for key in self._world.all_keys():
             self._queue.add(key)
+
+    def _end_to_act(self) -> None:
+        """This replica may not act any more, or not yet."""
+        self._metrics.leads(False)
 
     def _gauges(self) -> dict[str, float]:
         return {

@@ -34,9 +34,12 @@ class Leadership:
             return f"leads as {self._election.me}, catching up"
         return f"stands by as {self._election.me}{_of_leader(self._election)}"
 
-    async def run(self, watches: Sequence[Watch], begin: Callable[[], None]) -> None:
+    async def run(
+        self, watches: Sequence[Watch], begin: Callable[[], None], end: Callable[[], None] = lambda: None
+    ) -> None:
         """Follows the election; does not return where there is one. `watches` catch up in their order: pods after jobs,
-        so that none seems lost. `begin` is called each time when this replica begins to act."""
+        so that none seems lost. `begin` is called each time when this replica begins to act, `end` when it may not any
+        more."""
         if self._election is None:
             begin()
             return
@@ -44,6 +47,7 @@ class Leadership:
             await self._election.changed.wait()
             self._election.changed.clear()
             self._caught_up = False
+            end()
             self._log(self._election)
             if self._election.leads:
                 await self._catch_up(self._election, watches, begin)

@@ -70,6 +70,12 @@ class Metrics(Collector):
         self._to_running = self._histogram("begin_to_running_seconds", "From an attempt's begin to all pods running")
         self._recovery = self._histogram("failure_to_running_seconds", "From a failure to all pods running again")
 
+    def leads(self, leads: bool) -> None:
+        """This replica acts from now on, or no longer: the time of jobs is counted by one replica at a time."""
+        now = self._clock()
+        for clock in (self._phases, self._states):
+            clock.run(leads, now)
+
     def answered(self, method: str, code: int, seconds: float) -> None:
         """A request to the API server was answered."""
         self._requests.labels(method, str(code)).inc()

@@ -78,16 +78,24 @@ def _seconds(begin: str, end: datetime) -> float:
 
 
 class PhaseClock:
-    """How many seconds all jobs have spent in each phase, or state. Exact between looks, whatever their rhythm."""
+    """How many seconds all jobs have spent in each phase, or state, while it runs. Exact between looks, whatever their
+    rhythm. It does not run at first."""
 
     def __init__(self) -> None:
         self._now: dict[str, tuple[str, float]] = {}
         self._done: dict[str, float] = {}
+        self._runs = False
+
+    def run(self, runs: bool, now: float) -> None:
+        """Go on, or stand still."""
+        self._done = self.seconds(now)
+        self._now = {uid: (phase, now) for uid, (phase, _) in self._now.items()}
+        self._runs = runs
 
     def see(self, uid: str, phase: str | None, now: float) -> None:
         """The job is in this phase; None: it is gone."""
         before = self._now.pop(uid, None)
-        if before is not None:
+        if before is not None and self._runs:
             self._done[before[0]] = self._done.get(before[0], 0.0) + max(0.0, now - before[1])
         if phase is not None:
             self._now[uid] = (phase, now)
@@ -102,6 +110,6 @@ class PhaseClock:
     def seconds(self, now: float) -> dict[str, float]:
         """Seconds in each phase until now."""
         total = dict(self._done)
-        for phase, since in self._now.values():
+        for phase, since in self._now.values() if self._runs else ():
             total[phase] = total.get(phase, 0.0) + max(0.0, now - since)
         return total

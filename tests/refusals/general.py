@@ -15,7 +15,6 @@ from tests.refusals.refusal import (
     servers,
     untrained,
 )
-from tests.refusals.servers import on_servers
 
 
 def placement(**settings: Any) -> dict[str, Any]:
@@ -248,15 +247,6 @@ GENERAL_REFUSALS = (
                 runPolicy=IN_PLACE | {"failurePolicy": {"rules": [DRAINED | {"action": "Ignore"}]}},
             ),
         )
-    ),
-    *(
-        Refusal(
-            "StragglersOfRanksInStep",
-            "spec.runPolicy.nodeSuspicion.stragglers",
-            "`stragglers` needs ranks of `training` that take their steps together: remove it",
-            spec | {"runPolicy": {"nodeSuspicion": {"stragglers": True}}},
-        )
-        for spec in (untrained(own_program()), on_servers(), PIPEDREAM)
     ),
     Refusal(
         "SuccessOfServersNeedsServers",

@@ -75,8 +75,10 @@ class Judge:
         # What one rank does not know of itself is not compared with what others know.
         passes = [one.passes for one in found] if all(one.passes >= 0 for one in found) else [0.0] * len(found)
         own = [self.device.seconds_of_both(one.loading, more) for one, more in zip(found, passes, strict=True)]
+        former = self._stragglers.found
         if self._stragglers.take(own, steps, seconds):
             print(say(self._stragglers.found), flush=True)
+        if self._stragglers.found != former:
             self.named(self._stragglers.found)
 
 

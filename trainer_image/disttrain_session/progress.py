@@ -50,6 +50,10 @@ class SessionProgress:
         judge = Judge(world.size, place.ranks_here, world.device, self._slow) if world.first else None
         return OwnTime(world, placed=place.is_of_its_pod(os.environ)), judge
 
+    def restores(self) -> None:
+        """Note that this rank reads the latest checkpoint, if there is any."""
+        self._update(phase=RankPhase.RESTORING)
+
     def resumed(self, step: int, latest: CheckpointReport | None) -> None:
         """Note where this attempt begins to take steps."""
         if self._place is not None:

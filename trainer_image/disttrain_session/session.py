@@ -167,6 +167,7 @@ class session:  # noqa: N801 - a context manager, named like a function as in co
             raise ValueError("`restore` was called already")
         loaders = {f"{_LOADER}{number}": loader for number, loader in enumerate(self._loaders)}
         self._objects = Objects.sort({**objects, **loaders}, self._shared)
+        self._progress.restores()
         with self._ending.reporting_errors():
             found = None if self._checkpoints is None else self._checkpoints.restore(self._objects)
         self._done = found or 0

@@ -1,5 +1,6 @@
 """Start of a loop: the checkpoint or the survivor that it resumes from, and its metrics."""
 
+from disttrain_api.report import RankPhase
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
 from disttrain_trainer.checkpoint.retention import require_figure
@@ -24,10 +25,11 @@ def open_checkpoints(
 ) -> tuple[Checkpoints | None, Resumed | None]:
     """The job's checkpoints, None without storage; and what was resumed from a rank that has survived, if anything was.
     Else the latest checkpoint is loaded."""
+    reporter.update(total_steps=config.training.steps, phase=RankPhase.RESTORING)
     if config.checkpoint_folder is None:
         log_first_rank(world, "no storage: no checkpoints are written, a restart begins at step 0")
         resumed = resume(config, world, state, memory, lambda: None)
-        reporter.update(total_steps=config.training.steps, step=state.step)
+        reporter.update(phase=RankPhase.STARTING, step=state.step)
         return None, resumed
     settings = config.training.checkpoint or Checkpoint()
     require_figure(settings, state.task, state.data)
@@ -46,7 +48,7 @@ def open_checkpoints(
     if latest is None and resumed is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
         log_first_rank(world, f"weights from {source}")
-    reporter.update(total_steps=config.training.steps, step=state.step, checkpoint=latest)
+    reporter.update(phase=RankPhase.STARTING, step=state.step, checkpoint=latest)
     return checkpoints, resumed
 
 

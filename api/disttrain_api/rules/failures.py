@@ -2,8 +2,6 @@
 
 from disttrain_api.names import CONTAINER, Role
 from disttrain_api.parallelism import DataParallelMode
-from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
-from disttrain_api.rules.flushless import FLUSHLESS
 from disttrain_api.rules.pods import init_containers_that_end
 from disttrain_api.rules.rule import Rule, when
 from disttrain_api.run_policy import ExitCodeOperator, FailureAction, OnExitCodes, RestartPolicy, RestartStrategy
@@ -65,16 +63,8 @@ def _inits_have_it(template: str) -> str:
     return f"(has({template}.spec) && has({containers}) && {has_it})"
 
 
-def _compares_ranks(spec: JobSpec) -> bool:
-    """Whether the trainer looks for slow ranks: they take their steps together."""
-    return (
-        spec.training is not None and not _on_servers(spec) and schedule_of(spec.parallelism) not in FLUSHLESS_SCHEDULES
-    )
-
-
 _ANY_EXIT_CODES = "!has(self.runPolicy.failurePolicy) || self.runPolicy.failurePolicy.rules.all(r, !has(r.onExitCodes)"
 _ON_SERVERS = "self.parallelism.dataParallel.mode == 'ParameterServer'"
-_COMPARES_RANKS = f"has(self.training) && !({_ON_SERVERS}) && !({FLUSHLESS})"
 
 
 FAILURE_RULES = (
@@ -163,19 +153,6 @@ FAILURE_RULES = (
             any(wanted.operator is ExitCodeOperator.IN and 0 in wanted.values for wanted in _exit_codes(spec))
         ),
         cel=f"{_ANY_EXIT_CODES} || r.onExitCodes.operator != 'In' || !(0 in r.onExitCodes.values))",
-    ),
-    Rule(
-        id="StragglersOfRanksInStep",
-        path="spec.runPolicy.nodeSuspicion.stragglers",
-        sentence="`stragglers` needs ranks of `training` that take their steps together: remove it",
-        check=lambda spec: when(spec.run_policy.node_suspicion.stragglers and not _compares_ranks(spec)),
-        cel=f"!self.runPolicy.nodeSuspicion.stragglers || ({_COMPARES_RANKS})",
-        reads=(
-            "spec.runPolicy.nodeSuspicion",
-            "spec.training",
-            "spec.parallelism.dataParallel.mode",
-            "spec.parallelism.pipeline",
-        ),
     ),
     Rule(
         id="SuccessOfServersOfTraining",

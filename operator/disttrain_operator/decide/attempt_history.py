@@ -1,6 +1,7 @@
 """A job's attempts in its status: begin, end and count them, and read what they say of restarts."""
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from disttrain_api.backoff import backoff_seconds
@@ -153,9 +154,9 @@ def note_restarts_in_place(status: JobStatus, count: int, why: str) -> JobStatus
     return _with_current(status, {"restarts_in_place": count, "last_restart_in_place": why})
 
 
-def note_slow_node(status: JobStatus, node: str) -> JobStatus:
-    """A rank of the current attempt is slow on this node."""
-    return _with_current(status, {"slow_node": node})
+def note_slow_node(status: JobStatus, node: str, rank: int) -> JobStatus:
+    """This rank of the current attempt is slow on this node."""
+    return _with_current(status, {"slow_node": node, "slow_rank": rank})
 
 
 def in_attempt(status: JobStatus) -> bool:
@@ -235,16 +236,25 @@ def replacements_without_progress(status: JobStatus, pod: str) -> int:
 
 
 def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list[str]:
-    """Nodes on which enough attempts failed first within the window, or had a slow rank where that counts; and the one
-    that the last attempt was lost with, of which Kubernetes may not know yet that it is dead."""
+    """Nodes on which enough attempts failed first within the window, or had a slow rank; and the one that the last
+    attempt was lost with, of which Kubernetes may not know yet that it is dead."""
     suspicion = policy.node_suspicion
     since = now - timedelta(seconds=suspicion.window_seconds)
     recent = [attempt for attempt in status.attempts if attempt.end_time and after(attempt.end_time, 0) >= since]
     failures = Counter(node for attempt in recent if (node := _failed_node(attempt)) is not None)
     failed = {node for node, count in failures.items() if suspicion.failures and count >= suspicion.failures}
-    slow = {attempt.slow_node for attempt in recent if attempt.slow_node} if suspicion.stragglers else set()
+    slow = _slow_nodes(recent) if suspicion.stragglers else set()
     lost = lost_node(status) if suspicion.failures else None
     return sorted(failed | slow | ({lost} if lost else set()))
+
+
+def _slow_nodes(attempts: Iterable[Attempt]) -> set[str]:
+    """Return the nodes that made a rank slow. A rank that is slow on several has more work than the others."""
+    nodes: dict[int | None, set[str]] = {}
+    for attempt in attempts:
+        if attempt.slow_node is not None:
+            nodes.setdefault(attempt.slow_rank, set()).add(attempt.slow_node)
+    return {node for found in nodes.values() if len(found) == 1 for node in found}
 
 
 def lost_node(status: JobStatus) -> str | None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut, listed
 from disttrain_api.names import Reason
 from disttrain_api.status import ConditionType, JobStatus
-from disttrain_operator.decide.attempt_history import mark_succeeded, note_slow_node
+from disttrain_operator.decide.attempt_history import mark_succeeded
 from disttrain_operator.decide.clock import earliest
 from disttrain_operator.decide.conditions import condition, derive
 from disttrain_operator.decide.decision import Decision, Event, Transition
@@ -29,9 +29,9 @@ from disttrain_operator.decide.policies.startup import begin, running, starting_
 from disttrain_operator.decide.policies.success_policy import success_policy
 from disttrain_operator.decide.policies.suspend import suspend
 from disttrain_operator.decide.progress import learn
-from disttrain_operator.decide.restarts_in_place import failed_at, learn_restarts, restarts_event
+from disttrain_operator.decide.restarts_in_place import failed_at, learn_restarts, paused_until, restarts_event
 from disttrain_operator.decide.situation import Situation
-from disttrain_operator.decide.stragglers import straggler_event, straggler_of
+from disttrain_operator.decide.stragglers import straggler_event, straggler_of, with_slow_node
 from disttrain_operator.decide.support import with_support
 from disttrain_operator.decide.suspicion import suspicion_event, suspicion_of
 
@@ -73,8 +73,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         straggler = straggler_of(job.status, observed, job.spec)
         if straggler is not None:
             named[ConditionType.STRAGGLING] = straggler.sentence
-            if straggler.node is not None:
-                job = replace(job, status=note_slow_node(job.status, straggler.node))
+            job = replace(job, status=with_slow_node(job.status, straggler))
         situation = Situation(job, observed, now)
         transition = next(transition for policy in POLICIES if (transition := policy(situation)) is not None)
         gang = situation.gang_of(transition.status)
@@ -91,7 +90,14 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
     return Decision(
         reason=transition.reason,
         message=transition.message,
-        status=account(read, status, transition, now, failed_at(read.status, job.status, observed)),
+        status=account(
+            read,
+            status,
+            transition,
+            now,
+            failed_at(read.status, job.status, observed),
+            paused_until(job.status, observed),
+        ),
         actions=transition.actions,
         events=(
             *restarts_event(read.status, job.status),

@@ -21,6 +21,7 @@ _NO_ROOM = frozenset(
 )
 _OF_PHASE = {
     RankPhase.STARTING.value: GoodputState.STARTING,
+    RankPhase.RESTORING.value: GoodputState.RESTORING,
     RankPhase.EVALUATING.value: GoodputState.EVALUATING,
     RankPhase.SAVING.value: GoodputState.SAVING,
     RankPhase.RESTARTING.value: GoodputState.RESTARTING,
@@ -28,12 +29,18 @@ _OF_PHASE = {
 
 
 def account(
-    job: Job, status: JobStatus, transition: Transition, now: datetime, failed_at: datetime | None = None
+    job: Job,
+    status: JobStatus,
+    transition: Transition,
+    now: datetime,
+    failed_at: datetime | None = None,
+    paused_until: datetime | None = None,
 ) -> JobStatus:
     """Return `status`, which the transition leads to, with the time counted until now.
 
     job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
-    failed_at: when ranks failed that have started again in their pods since then; None: none have.
+    failed_at: when ranks failed that have started again in their pods since then; None: none have. paused_until: when
+    the pause was over before ranks last did; None: they never did, or without one.
     """
     former = job.status.goodput
     if former is not None and status == job.status:
@@ -43,10 +50,13 @@ def account(
     known = former is not None and parse_time(former.update_time) is not None
     before = former if former is not None and known else _begun(job, state, now)
     if before.state == GoodputState.TRAINING and _is_first_word(job.status, status):
-        before = before.model_copy(update={"state": GoodputState.STARTING.value})
+        before = _in_state(before, GoodputState.STARTING)
     if failed_at is not None and before.state is not None:
         # A node's clock may be ahead.
-        before = counted_until(before, min(failed_at, now)).model_copy(update={"state": GoodputState.RESTARTING.value})
+        before = _in_state(counted_until(before, min(failed_at, now)), GoodputState.RESTARTING)
+    if paused_until is not None and before.state == GoodputState.RESTARTING:
+        waiting = counted_until(_in_state(before, GoodputState.WAITING), min(paused_until, now))
+        before = _in_state(waiting, GoodputState.RESTARTING)
     counted = counted_until(before, now)
     return status.model_copy(update={"goodput": counted.model_copy(update={"state": state, "furthest_step": furthest})})
 
@@ -64,6 +74,8 @@ def state_of(transition: Transition, progress: Progress | None, furthest: int) -
         return GoodputState.RESTARTING if transition.reason == Reason.POD_FAILED else _of_ranks(progress, furthest)
     if transition.reason in _NO_ROOM:
         return GoodputState.QUEUED
+    if transition.reason == Reason.BACKING_OFF:
+        return GoodputState.WAITING
     return GoodputState.RESTARTING if transition.state is State.RESTARTING else GoodputState.STARTING
 
 
@@ -83,6 +95,10 @@ def _is_first_word(former: JobStatus, status: JobStatus) -> bool:
 
 def _step(status: JobStatus) -> int:
     return status.progress.step if status.progress is not None else 0
+
+
+def _in_state(goodput: Goodput, state: GoodputState) -> Goodput:
+    return goodput.model_copy(update={"state": state.value})
 
 
 def _begun(job: Job, state: GoodputState | None, now: datetime) -> Goodput:

@@ -20,7 +20,8 @@ MIN_SECONDS = 60
 # Ranks report logged steps alone: so many of the pauses between two of them must have passed, too.
 _LOGGED_PAUSES = 3
 _DOES = {
-    RankPhase.STARTING: "is starting", RankPhase.TRAINING: "is training", RankPhase.EVALUATING: "is evaluating",
+    RankPhase.STARTING: "is starting", RankPhase.RESTORING: "is restoring a checkpoint",
+    RankPhase.TRAINING: "is training", RankPhase.EVALUATING: "is evaluating",
     RankPhase.SAVING: "is saving a checkpoint", RankPhase.RESTARTING: "is restarting",
 }  # fmt: skip
 _RESTARTS_ALL = (FailureAction.FAIL_JOB, FailureAction.RESTART_GANG, FailureAction.RESTART_WITHOUT_COUNTING)

@@ -89,4 +89,5 @@ class Live:
     @property
     def restarting(self) -> bool:
         """Whether its ranks have failed and have not come to training again, in the same pod."""
-        return self.restarts_in_place is not None and (self.report is None or self.report.phase == RankPhase.STARTING)
+        begins = (RankPhase.STARTING, RankPhase.RESTORING)
+        return self.restarts_in_place is not None and (self.report is None or self.report.phase in begins)

@@ -77,11 +77,15 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
     reports = [(report, runs) for _, report, runs in _reports(status, observed) if report.total_steps]
     if _restarts_in_place(status, observed):
-        return _in_phase(status.progress, RankPhase.RESTARTING)
+        restores = observed.live is not None and _restores(observed.live.report)
+        return _in_phase(status.progress, RankPhase.RESTORING if restores else RankPhase.RESTARTING)
     if not reports:
         return status.progress if _first_runs(status, observed) else _in_phase(status.progress, None)
     report, runs = reports[-1]
     old = status.progress
+    if old is not None and runs and _restores(report):
+        # At which step they go on is known once they have read it.
+        return _in_phase(old, RankPhase.RESTORING)
     remaining = report.remaining_seconds if runs else None
     new = Progress(
         step=report.step,
@@ -118,6 +122,10 @@ def _restarts_in_place(status: JobStatus, observed: Observed) -> bool:
     if live is None or not live.restarting or live.attempt != status.attempt:
         return False
     return any(_speaks(pod, live.pod_uid) for pod in observed.pods)
+
+
+def _restores(report: RankReport | None) -> bool:
+    return report is not None and report.phase == RankPhase.RESTORING
 
 
 def _in_phase(progress: Progress | None, phase: RankPhase | None) -> Progress | None:

@@ -1,7 +1,8 @@
 """Restarts of ranks in their pods, as an agent reports them: in attempts, as Events, and since when a job recovers."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.bounds import MAX_MESSAGE_BYTES, cut
 from disttrain_api.names import Reason, Role
 from disttrain_api.report import RestartsInPlace
@@ -50,6 +51,15 @@ def failed_at(before: JobStatus, status: JobStatus, observed: Observed) -> datet
     """When the ranks failed that have started again since `before`; None: none have."""
     found = _newest(status, observed)
     return parse_time(found[1].time) if found is not None and _grew(before, status) else None
+
+
+def paused_until(status: JobStatus, observed: Observed) -> datetime | None:
+    """When the pause before the last restart in place of the current attempt is over; None: there was none."""
+    found = _newest(status, observed)
+    failed = parse_time(found[1].time) if found is not None else None
+    if found is None or failed is None or not found[1].pause_seconds:
+        return None
+    return failed + timedelta(seconds=min(found[1].pause_seconds, MAX_BACKOFF_SECONDS))
 
 
 def _newest(status: JobStatus, observed: Observed) -> tuple[PodFacts, RestartsInPlace] | None:

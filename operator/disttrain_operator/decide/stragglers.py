@@ -1,14 +1,21 @@
-"""A rank that is slow all the time, as rank 0 reports it: a condition, an Event, and a note in the attempt."""
+"""A rank that is slow all the time, as rank 0 reports it: a condition, an Event, and a note in the attempt.
+
+At first it is only named. Once it was found to be slow often enough, the attempt keeps its node, which may then be
+suspected (`attempt_history.py`).
+"""
 
 from dataclasses import dataclass
 
 from disttrain_api.names import Reason, Role
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
-from disttrain_operator.decide.attempt_history import in_attempt
+from disttrain_operator.decide.attempt_history import in_attempt, note_slow_node
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.observed import Observed
+
+_RIGHT = 3
+"""How often a rank must have been found to be slow before it says anything of its node."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +23,10 @@ class Straggler:
     """The slow rank of an attempt that runs."""
 
     sentence: str
+    rank: int | None = None
+    """None: what is known of it is not new."""
     node: str | None = None
-    """Its node, where it is named now. None: it was named before, or its node is not known."""
+    """Its node, where the rank was found to be slow often enough. None: it was not, or its node is not known."""
 
 
 def straggler_of(status: JobStatus, observed: Observed, spec: JobSpec) -> Straggler | None:
@@ -39,14 +48,23 @@ def straggler_of(status: JobStatus, observed: Observed, spec: JobSpec) -> Stragg
     if pod is None:
         return known
     subject = f"rank {slow.rank} (pod {pod.name}" + (f" on node {pod.node})" if pod.node else ")")
+    node = pod.node if slow.times >= _RIGHT else None
     if said is not None and said.startswith(f"{subject} "):
-        return known
+        return Straggler(said, slow.rank, node)
     own, others = f"{slow.seconds * 1000:.0f} ms", f"{slow.others_seconds * 1000:.0f} ms"
     return Straggler(
         f"{subject} is slow: its own work takes {own} per step, and {others} (median) that of the other ranks, which"
         " wait for it",
-        pod.node,
+        slow.rank,
+        node,
     )
+
+
+def with_slow_node(status: JobStatus, straggler: Straggler) -> JobStatus:
+    """Return the status, whose current attempt keeps the straggler's node where one is suspected of it."""
+    if straggler.node is None or straggler.rank is None:
+        return status
+    return note_slow_node(status, straggler.node, straggler.rank)
 
 
 def newly_named(before: JobStatus, status: JobStatus) -> str | None:

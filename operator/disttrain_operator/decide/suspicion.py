@@ -116,7 +116,8 @@ def is_suspected(before: JobStatus, status: JobStatus) -> bool:
 def is_withdrawn(before: JobStatus, status: JobStatus) -> bool:
     """Whether no rank is suspected any more though the same ranks run on: it was a false alarm, or the rank goes on."""
     over = _sentence(before) is not None and _sentence(status) is None
-    restarts = status.progress is not None and status.progress.phase == RankPhase.RESTARTING
+    begins = (RankPhase.RESTARTING, RankPhase.RESTORING)
+    restarts = status.progress is not None and status.progress.phase in begins
     same = status.attempt == before.attempt and restarts_of(status) == restarts_of(before)
     return over and status.phase == Phase.RUNNING and same and not restarts
 

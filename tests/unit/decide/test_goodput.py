@@ -51,7 +51,9 @@ def test_every_second_of_a_job_is_counted_once() -> None:
     reports_phase(world.pass_time(30), "Training", 60)
     world.pass_time(2).end(0, 1, report=a_report(60)).end(1, 1).pass_time(4).settle()
     world.confirm_deletions().settle().pass_time(9).run_all()
-    reports_phase(world.pass_time(3), "Training", 50, attempt=2)
+    reports_phase(world.pass_time(3), "Restoring", 0, attempt=2)
+    assert (world.job.status.progress.phase, world.job.status.progress.step) == ("Restoring", 60)
+    reports_phase(world.pass_time(6), "Training", 50, attempt=2)
     reports_phase(world.pass_time(40), "Training", 61, attempt=2)
     world.pass_time(8).end(0, 0, report=a_report(100)).end(1, 0).settle()
     assert spent(world) == {
@@ -60,6 +62,7 @@ def test_every_second_of_a_job_is_counted_once() -> None:
         "Evaluating": 7,
         "Saving": 5,
         "Restarting": 9,
+        "Restoring": 6,
         "Redoing": 40,
     }
     known, seconds = goodput(world), sum(spent(world).values())
@@ -160,12 +163,13 @@ def test_whatever_stands_there_no_number_leaves_its_bounds(written: dict[str, An
         (State.STARTING, "Queued", None, "Queued"),
         (State.STARTING, "WaitingForRoom", None, "Queued"),
         (State.RESTARTING, "Unschedulable", None, "Queued"),
-        (State.RESTARTING, "BackingOff", None, "Restarting"),
+        (State.RESTARTING, "BackingOff", None, "Waiting"),
         (State.RESTARTING, "WaitingForOldPods", None, "Restarting"),
         (State.RUNNING, "PodFailed", ("Training", 5), "Restarting"),
         (State.RUNNING, "AllPodsRunning", None, "Training"),
         (State.RUNNING, "AllPodsRunning", (None, 5), "Training"),
         (State.RUNNING, "AllPodsRunning", ("Starting", 0), "Starting"),
+        (State.RUNNING, "AllPodsRunning", ("Restoring", 5), "Restoring"),
         (State.RUNNING, "AllPodsRunning", ("Training", 10), "Training"),
         (State.RUNNING, "AllPodsRunning", ("Training", 9), "Redoing"),
         (State.RUNNING, "AllPodsRunning", ("Evaluating", 9), "Evaluating"),

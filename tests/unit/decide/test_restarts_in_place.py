@@ -50,8 +50,11 @@ def in_place_of_two_pods() -> World:
     return a_running_world(workers={"replicas": 2, "processesPerPod": 2}, runPolicy={"restartStrategy": "InPlace"})
 
 
-def restarted(world: World, count: int = 1, failure: RankFailure = KILLED, ago: float = 0.0) -> RestartsInPlace:
-    return RestartsInPlace(count=count, time=timestamp(world.now - timedelta(seconds=ago)), failure=failure)
+def restarted(
+    world: World, count: int = 1, failure: RankFailure = KILLED, ago: float = 0.0, pause: float | None = None
+) -> RestartsInPlace:
+    time = timestamp(world.now - timedelta(seconds=ago))
+    return RestartsInPlace(count=count, time=time, failure=failure, pause_seconds=pause)
 
 
 def trains(step: int, phase: str = "Training") -> RankReport:
@@ -199,6 +202,8 @@ def test_the_last_step_stays_until_the_ranks_say_where_they_go_on() -> None:
     assert (seen.step, seen.loss, seen.phase, seen.remaining) == (9, 0.5, "Restarting", None)
     events_of(world, trains(0, "Starting"), restarted(world))
     assert (progress(world).step, progress(world).phase) == (9, "Restarting"), "they have not read the checkpoint"
+    events_of(world, trains(0, "Restoring"), restarted(world))
+    assert (progress(world).step, progress(world).phase) == (9, "Restoring"), "they are reading it"
     events_of(world, trains(5), restarted(world))
     assert (progress(world).step, progress(world).phase) == (5, "Training")
 
@@ -212,6 +217,27 @@ def test_time_from_the_failure_until_steps_are_new_is_lost_time() -> None:
     events_of(world.pass_time(30), trains(10), restarted(world, ago=57))
     world.pass_time(40)
     assert spent(world) == {"Starting": 1, "Training": 50 + 3 + 40, "Restarting": 7 + 20, "Redoing": 30}
+
+
+def test_the_pause_before_ranks_start_again_and_what_they_read_have_states_of_their_own() -> None:
+    world = in_place()
+    events_of(world.pass_time(1), trains(1))
+    events_of(world.pass_time(50), trains(9))
+    events_of(world.pass_time(10), None, restarted(world, ago=7, pause=20))
+    events_of(world.pass_time(20), trains(0, "Restoring"), restarted(world, ago=27, pause=20))
+    events_of(world.pass_time(4), trains(10), restarted(world, ago=31, pause=20))
+    world.pass_time(40)
+    found = {"Starting": 1, "Training": 50 + 3 + 40, "Waiting": 20, "Restarting": 7, "Restoring": 4}
+    assert spent(world) == found
+
+
+@pytest.mark.parametrize("pause", [1e15, 3600.0], ids=["of any agent", "longer than it took"])
+def test_a_pause_adds_no_second(pause: float) -> None:
+    world = in_place()
+    events_of(world.pass_time(1), trains(1))
+    events_of(world.pass_time(50), None, restarted(world, ago=7, pause=pause))
+    events_of(world.pass_time(10), trains(6), restarted(world, ago=17, pause=pause))
+    assert spent(world) == {"Starting": 1, "Training": 43, "Waiting": 17}
 
 
 def test_a_restart_between_two_answers_counts_from_the_failure() -> None:

@@ -1,4 +1,5 @@
-"""A rank that is slow is named once, ends nothing, and its node is avoided only where the job asks for that."""
+"""A rank that is slow is named once and ends nothing; its node is suspected once the rank was slow three times, and not
+where it is slow elsewhere, too."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ SENTENCE = (
 NOBODY = ("False", "NotStraggling", "no rank is known to be slow")
 SUSPECTED = "several attempts failed first there, or a rank was slow"
 SLOW = SlowRank(rank=1, seconds=0.412, others_seconds=0.2)
+THRICE = SLOW.model_copy(update={"times": 3})
 
 
 def events_of(world: World, slow: SlowRank | None, **changes: Any) -> tuple[Event, ...]:
@@ -48,11 +50,14 @@ def test_a_slow_rank_is_named_once_with_its_pod_and_node_and_the_job_runs_on() -
     assert world.condition("Straggling") == NOBODY
     assert events_of(world, SLOW) == (Event("RankSlow", SENTENCE, warning=True),)
     assert world.condition("Straggling") == ("True", "RankSlow", SENTENCE)
-    assert world.job.status.attempts[0].slow_node == "node1"
+    assert world.job.status.attempts[0].slow_node is None
     assert (world.job.status.phase, world.job.status.attempts[0].verdict) == ("Running", None)
     status = world.job.status
-    assert events_of(world, SLOW.model_copy(update={"seconds": 0.5})) == ()
+    assert events_of(world, SLOW.model_copy(update={"seconds": 0.5, "times": 2})) == ()
     assert world.job.status == status, "other figures of the same rank are no news"
+    assert events_of(world, THRICE) == ()
+    (attempt,) = world.job.status.attempts
+    assert (attempt.slow_node, attempt.slow_rank) == ("node1", 1)
 
 
 def test_it_is_named_until_its_agent_says_otherwise() -> None:
@@ -89,27 +94,26 @@ def test_what_cannot_be_names_nobody(rank: int, changes: dict[str, Any]) -> None
 def test_a_rank_whose_node_is_not_known_is_named_without() -> None:
     world = a_running_world()
     del world.pod(1)["spec"]["nodeName"]
-    (event,) = events_of(world, SLOW)
+    (event,) = events_of(world, THRICE)
     assert event.message.startswith(f"rank 1 (pod {POD}) is slow: ")
     assert world.job.status.attempts[0].slow_node is None
 
 
 @pytest.mark.parametrize(
-    ("suspicion", "avoided"),
+    ("suspicion", "times", "avoided"),
     [
-        ({}, []),
-        ({"stragglers": True}, ["node1"]),
-        ({"stragglers": True, "failures": 0}, ["node1"]),
-        ({"failures": 1}, ["node1"]),
-        ({"failures": 0}, []),
+        ({}, 3, ["node1"]),
+        ({}, 2, []),
+        ({"stragglers": False}, 3, []),
+        ({"failures": 0}, 3, ["node1"]),
+        ({"stragglers": False, "failures": 1}, 3, ["node1"]),
+        ({"stragglers": False, "failures": 0}, 3, []),
     ],
-    ids=["not asked for", "asked for", "slow nodes alone", "a failure", "never"],
+    ids=["three times", "twice", "not where the job says so", "slow nodes alone", "a failure", "never"],
 )
-def test_later_attempts_avoid_its_node_where_the_job_asks_for_that(
-    suspicion: dict[str, Any], avoided: list[str]
-) -> None:
+def test_later_attempts_avoid_its_node(suspicion: dict[str, Any], times: int, avoided: list[str]) -> None:
     world = a_running_world(runPolicy={"nodeSuspicion": suspicion})
-    events_of(world, SLOW)
+    events_of(world, SLOW.model_copy(update={"times": times}))
     world.end(0, 1).end(1, 1).settle()
     assert world.job.status.attempt == 2
     assert world.condition("Straggling") == NOBODY, "it is of the attempt before"
@@ -119,9 +123,22 @@ def test_later_attempts_avoid_its_node_where_the_job_asks_for_that(
 
 
 def test_a_slow_node_is_avoided_within_the_window() -> None:
-    suspicion = {"stragglers": True, "windowSeconds": 60, "failures": 0}
+    suspicion = {"windowSeconds": 60, "failures": 0}
     world = a_running_world(runPolicy={"nodeSuspicion": suspicion, "restartBackoffSeconds": 0})
-    events_of(world, SLOW)
+    events_of(world, THRICE)
     for seconds in (1, 59, 120):
         world.pass_time(seconds).end(0, 1).end(1, 1).settle().confirm_deletions().settle().run_all()
     assert [attempt.avoided_nodes for attempt in world.job.status.attempts] == [[], ["node1"], ["node1"], []]
+
+
+@pytest.mark.parametrize(("rank", "avoided"), [(1, []), (0, ["node0", "node1"])], ids=["the same rank", "another"])
+def test_a_rank_that_is_slow_on_another_node_too_has_more_work_and_no_node_is_suspected(
+    rank: int, avoided: list[str]
+) -> None:
+    world = a_running_world(runPolicy={"nodeSuspicion": {"failures": 0}, "restartBackoffSeconds": 0})
+    events_of(world, THRICE)
+    world.end(0, 1).end(1, 1).settle().confirm_deletions().settle().run_all()
+    world.pod(rank)["spec"]["nodeName"] = "node0"
+    events_of(world, THRICE.model_copy(update={"rank": rank}))
+    world.end(0, 1).end(1, 1).settle()
+    assert world.job.status.attempts[-1].avoided_nodes == avoided

@@ -139,8 +139,10 @@ def taking_part(*elections: Election) -> Iterator[list[asyncio.Task[None]]]:
 
 
 @contextmanager
-def running(leadership: Leadership, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
-    task = asyncio.create_task(leadership.run([], begin))
+def running(
+    leadership: Leadership, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    task = asyncio.create_task(leadership.run([], begin, end))
     try:
         yield
     finally:
@@ -196,16 +198,17 @@ async def test_a_leader_without_an_api_server_ceases_to_act_and_comes_back(api: 
 
 
 async def test_a_leader_that_stood_still_begins_anew_although_nobody_took_its_lease(client: Client) -> None:
-    now, begun = [0.0], list[float]()
+    now, begun, ended = [0.0], list[float](), list[float]()
     only = Election(client, "system", "disttrain", "only", QUICK, clock=lambda: now[0])
     leadership = Leadership(only)
-    with taking_part(only), running(leadership, lambda: begun.append(now[0])):
+    with taking_part(only), running(leadership, lambda: begun.append(now[0]), lambda: ended.append(now[0])):
         await eventually(lambda: begun == [0.0])
         # As if the process had been stopped: work that it was about to do is refused from here on.
         now[0] = QUICK.renew_deadline
         assert not leadership.acts()
         await eventually(lambda: begun == [0.0, QUICK.renew_deadline])
         assert leadership.acts()
+        assert ended[-1] == QUICK.renew_deadline
 
 
 async def test_the_lease_of_a_dead_leader_is_taken(api: FakeApi, client: Client) -> None:

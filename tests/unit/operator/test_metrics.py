@@ -66,6 +66,7 @@ def test_starts_of_ranks_in_their_pods_are_counted(before: int | None, now: int,
 
 def test_time_is_counted_in_the_phase_in_which_it_is_spent() -> None:
     clock = PhaseClock()
+    clock.run(True, 0.0)
     clock.see("a", "Pending", 0.0)
     clock.see("a", "Running", 3.0)
     clock.see("b", "Running", 4.0)
@@ -78,6 +79,7 @@ def test_time_is_counted_in_the_phase_in_which_it_is_spent() -> None:
 
 def page(clock: Callable[[], float]) -> tuple[Metrics, Callable[[], str]]:
     metrics = Metrics(clock)
+    metrics.leads(True)
     metrics.registry.register(Figures(lambda: {"leader": 1.0}, lambda: {"informer_lists": 2}))
     return metrics, lambda: metrics.text().decode()
 
@@ -129,6 +131,31 @@ def test_a_job_that_is_finished_or_gone_spends_no_more_time() -> None:
     metrics.saw_job("b", "Running", "Training", gone=True)
     now[0] = 9.0
     assert 'disttrain_job_state_seconds_total{state="Training"} 5.0' in text()
+
+
+def test_of_several_replicas_the_one_that_leads_counts_the_time_of_jobs() -> None:
+    now = [0.0]
+    metrics = Metrics(lambda: now[0])
+
+    def seconds(state: str) -> str:
+        page = metrics.text().decode()
+        begin = f'disttrain_job_state_seconds_total{{state="{state}"}} '
+        return next(line.removeprefix(begin) for line in page.splitlines() if line.startswith(begin))
+
+    metrics.saw_job("a", "Running", "Training", gone=False)
+    now[0] = 5.0
+    metrics.saw_job("b", "Running", "Saving", gone=False)
+    assert (seconds("Training"), seconds("Saving")) == ("0.0", "0.0")
+    metrics.leads(True)
+    now[0] = 8.0
+    assert (seconds("Training"), seconds("Saving")) == ("3.0", "3.0")
+    metrics.saw_job("b", "Running", "Training", gone=False)
+    now[0] = 9.0
+    metrics.leads(False)
+    now[0] = 20.0
+    metrics.saw_job("b", "Running", "Evaluating", gone=False)
+    assert (seconds("Training"), seconds("Saving"), seconds("Evaluating")) == ("5.0", "3.0", "0.0")
+    assert 'disttrain_jobs{phase="Running"} 2.0' in metrics.text().decode(), "how many there are is known to all"
 
 
 def test_jobs_that_seem_to_hang_are_counted_as_long_as_they_do() -> None:

@@ -248,6 +248,8 @@ def test_while_a_session_saves_it_takes_no_steps(program: Program, monkeypatch: 
     def phase() -> str | None:
         return RankReport.model_validate_json(report_path(reports, 0).read_bytes()).phase
 
+    progress.restores()
+    assert phase() == RankPhase.RESTORING
     progress.resumed(0, None)
     for step in range(1, 20):
         progress.step(checked(step, 100, 1.0, None, {}))

@@ -64,6 +64,7 @@ class TestRequest:
         _, step, resumed, _ = storages
         assert 3 <= step < 40
         assert f"resuming after step {step}" in resumed[0].out
+        assert "loaded while Restoring, 40 steps in all" in resumed[0].out
 
     def test_and_ends_where_the_other_run_ends(self, storages):
         folder, _, _, through = storages

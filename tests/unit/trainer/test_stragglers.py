@@ -94,6 +94,18 @@ def test_of_ranks_that_may_wait_for_each_other_one_is_named_only_if_those_in_oth
     assert (None if watch.found is None else watch.found.rank) == rank
 
 
+def test_it_is_counted_how_often_a_rank_was_slow_for_as_long_as_it_takes_to_name_it() -> None:
+    watch = Stragglers([range(4)])
+    lines = [SLOW] * 3 * WINDOWS + [ALIKE] + [SLOW] * WINDOWS + [ALIKE] * WINDOWS + [SLOW] * WINDOWS
+    found = []
+    for own in [ALIKE, *lines]:
+        watch.take(own, 100, 100.0)
+        found.append(0 if watch.found is None else watch.found.times)
+    assert [found[WINDOWS * number] for number in (1, 2, 3)] == [1, 2, 3]
+    assert found[4 * WINDOWS + 1] == 4, "a window in which it was not slow changes nothing"
+    assert found[-1] == 1, "once it was no longer slow, all begins anew"
+
+
 def test_the_rank_that_is_named_stays_while_another_one_is_slow_too() -> None:
     both = (0.5, 0.9, 0.75, 0.5, 0.5)
     first = [(0.5, 0.5, 0.75, 0.5, 0.5)] * WINDOWS

@@ -1,5 +1,6 @@
 """Models and data of a user, as entry points."""
 
+import json
 import os
 import signal
 import time
@@ -117,6 +118,13 @@ def ragged_tokens(size: int = 50) -> tuple[Dataset, None]:
     return TensorDataset(tokens, targets), None
 
 
+def _print_phase(*_: Any) -> None:
+    """What this rank says that it does."""
+    path = Path(os.environ["DISTTRAIN_REPORT_DIR"], f"rank-{os.environ['RANK']}.json")
+    report = json.loads(path.read_text())
+    print(f"loaded while {report['phase']}, {report['totalSteps']} steps in all", flush=True)
+
+
 def wide_mlp(dropout: float = 0.1) -> nn.Module:
     """Several DDP buckets (1 MiB, then 25 MiB), dropout, float32. The order of registration is not that of use."""
 
@@ -127,6 +135,7 @@ def wide_mlp(dropout: float = 0.1) -> nn.Module:
             self.first = nn.Linear(6, 600)
             self.middle = nn.ModuleList(nn.Linear(600, 600) for _ in range(3))
             self.dropout = nn.Dropout(dropout)
+            self.register_load_state_dict_pre_hook(_print_phase)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x.float())

@@ -59,6 +59,8 @@ class Stragglers:
     _block_of: dict[int, Sequence[int]] = field(default_factory=dict)
     _well: int = 0
     """Windows in a row in which the named rank was not slow."""
+    _windows: int = 0
+    """Windows in which it was, since the first of those after which it was named."""
 
     def __post_init__(self) -> None:
         self._block_of = {rank: block for block in self.blocks for rank in block}
@@ -101,14 +103,15 @@ class Stragglers:
         self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
         former = self.found
         if former is not None and former.rank in slow:
-            self.found, self._well = slow[former.rank], 0
+            self._well, self._windows = 0, self._windows + 1
+            self.found = slow[former.rank].model_copy(update={"times": self._windows // WINDOWS})
             return False
         self._well += 1
         if former is not None and self._well < WINDOWS:
             return False
         named = [slow[rank] for rank, windows in self._slow.items() if windows >= WINDOWS]
         self.found = max(named, key=lambda one: one.seconds - one.others_seconds, default=None)
-        self._well = 0
+        self._well, self._windows = 0, WINDOWS
         return self.found is not None or former is not None
 
 

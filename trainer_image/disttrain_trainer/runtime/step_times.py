@@ -54,6 +54,8 @@ class StepTimes:
 
     def begin(self, phase: RankPhase) -> None:
         """Note that this rank is in this phase from now on."""
+        # What hangs before the first step is judged alike, whatever it does.
+        phase = RankPhase.STARTING if phase is RankPhase.RESTORING else phase
         self._write(BETWEEN_STEPS if phase is RankPhase.TRAINING else ACTIVITIES.index(phase))
 
     @contextmanager
