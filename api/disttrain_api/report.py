@@ -166,6 +166,8 @@ class RankReport(_Report):
     step_time: Annotated[Annotated[str, BeforeValidator(_time)] | None, _OrNone] = None
     """When the agent saw that the rank had logged this step. None: it has logged none in this life."""
     total_steps: _Steps = 0
+    began: _Steps | None = None
+    """The step after which this life of the rank went on, from a checkpoint or from memory. None: not known yet."""
     loss: _Number = None
     samples_per_second: _Number = None
     loading_share: Annotated[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None, _OrNone] = None

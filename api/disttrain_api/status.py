@@ -215,6 +215,8 @@ class Replacement(StatusModel):
     """Why it failed."""
     checkpoint_step: int | None = None
     """Step of the last complete checkpoint that was known then."""
+    counted: bool = False
+    """Whether it is one of `maxRestarts` lost pods that all ranks wait for."""
 
 
 class Attempt(StatusModel):
@@ -292,8 +294,8 @@ class Goodput(StatusModel):
     update_time: Time
     """End of the count. Since then the job is in `state`."""
     state: str | None = None
-    """Queued, Suspended, Starting, Restoring, Training, Evaluating, Saving, Redoing (lost steps), Waiting (a pause before
-    a restart) or Restarting. Absent: it has finished."""
+    """Queued, Suspended, Starting, Restoring, Training, Evaluating, Saving, Redoing (lost steps), Waiting (before a
+    restart) or Restarting. Absent: it has finished."""
     spent: list[StateSeconds] = []
     """Time by state."""
     percent: int | None = None
@@ -316,7 +318,8 @@ class JobStatus(StatusModel):
     restarts: int = 0
     """Restarts so far, of the gang or of single pods; resuming is none."""
     restarts_since_checkpoint: int = 0
-    """Counted restarts since the last new checkpoint; `maxRestarts` bounds them."""
+    """Counted restarts since the last new checkpoint, without those of pods that all ranks wait for; `maxRestarts`
+    bounds them."""
     mesh: str | None = None
     """Degrees of the mesh, for example "pp2 x dp8"."""
     world_size: int | None = None

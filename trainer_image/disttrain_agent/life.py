@@ -7,6 +7,7 @@ from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.reports import LOOK_SECONDS
 from disttrain_agent.resolve import OWN_NAME_SECONDS
+from disttrain_agent.restart import Kept
 from disttrain_agent.verdict import RankEnd, first_cause
 from disttrain_api.names import PERMANENT, REPLACEMENT_SECONDS, Reason
 from disttrain_api.report import RankFailure
@@ -77,8 +78,8 @@ class Life:
         cause = first_cause(self.ends)
         return self.stopped_by_gang and cause is not None and cause.signaled and cause.code not in PERMANENT
 
-    def pod_failure(self, checkpoint: int | None) -> PodFailure | None:
-        """How they have failed, for the gang; None: they have not. checkpoint: step of the newest that they reported.
+    def pod_failure(self, kept: Kept) -> PodFailure | None:
+        """How they have failed, for the gang; None: they have not. kept: what they have reported.
 
         A rank that was stopped is the cause only where none has failed by itself.
         """
@@ -90,7 +91,8 @@ class Life:
         return PodFailure(
             cause=self.failure_of(cause).model_copy(update={"log_tail": None}),
             signaled=cause.signaled,
-            checkpoint=checkpoint,
+            checkpoint=kept.checkpoint,
+            began=kept.began,
         )
 
     def failure_of(self, end: RankEnd) -> RankFailure:

@@ -12,6 +12,7 @@ from pathlib import Path
 from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_agent.environment import collectives_file, collectives_pipe, meeting_file, stacks_file, threads_file
 from disttrain_agent.own_ranks import process_file
+from disttrain_agent.restart import Kept
 from disttrain_agent.step_clock import step_times_file
 from disttrain_api.report import (
     MAX_FIGURES_BYTES,
@@ -56,9 +57,11 @@ class Reports:
         self._checkpoint: CheckpointReport | None = None
 
     @property
-    def checkpoint(self) -> int | None:
-        """Step of the newest checkpoint that a rank has reported in any life; None: of none."""
-        return None if self._checkpoint is None else self._checkpoint.step
+    def kept(self) -> Kept:
+        """The newest checkpoint that a rank has reported in any life, and where this life began."""
+        said = (report.began for rank in self._ranks if (report := self.of(rank)) is not None)
+        began = next((step for step in said if step is not None), None)
+        return Kept(None if self._checkpoint is None else self._checkpoint.step, began)
 
     def forget(self) -> None:
         """Remove what a former life has left where the scratch folder outlives a pod: no rank of this one has begun."""

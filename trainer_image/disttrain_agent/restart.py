@@ -19,6 +19,10 @@ _NEEDS_ANOTHER_POD = frozenset(
 )
 
 
+_LEAST_STEPS = 10
+"""Steps that ranks must have kept in memory to have restarts anew: one that fails every few steps gains nothing."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How often ranks may start again in their pod."""
@@ -30,12 +34,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What the ranks that have ended have gained, and those before them."""
+
+    checkpoint: int | None = None
+    """Step of the newest checkpoint that they have reported. None: of none."""
+    began: int | None = None
+    """The step after which they went on, from a checkpoint or from memory. None: nobody has said so."""
+
+
+@dataclass(frozen=True)
 class Failure:
     """How the ranks of a job have ended, of which at least one has failed."""
 
     cause: RankFailure
-    checkpoint: int | None = None
-    """Step of the newest checkpoint that they have reported. None: of none."""
+    kept: Kept = Kept()
 
 
 @dataclass(frozen=True)
@@ -44,9 +57,11 @@ class Record:
 
     restarts: int = 0
     since_checkpoint: int = 0
-    """Restarts without a new checkpoint between them."""
+    """Restarts without a new checkpoint between them, and without steps that were kept in memory."""
     checkpoint: int | None = None
     """Step of the newest checkpoint at the last restart."""
+    began: int | None = None
+    """The step after which a life of the ranks went on, the last time that the count began anew."""
     signature: FailureSignature | None = None
     """The last failure since that checkpoint with a signature had this one."""
     out_of_memory: bool = False
@@ -74,7 +89,7 @@ def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
     """Return what follows from a failure in a pod that nobody has asked to stop."""
     if (why := hopeless(failure.cause)) is not None:
         return Leave(why)
-    record = _renewed(record, failure.checkpoint)
+    record = _renewed(record, failure.kept)
     signature = failure.cause.signature
     if signature is not None and signature.repeats(record.signature):
         return Leave(f"{signature.error} came again, and no step was done in between", repeated=True)
@@ -88,23 +103,30 @@ def after(failure: Failure, record: Record, limits: Limits) -> Restart | Leave:
         restarts=record.restarts + 1,
         since_checkpoint=count,
         checkpoint=record.checkpoint,
+        began=record.began,
         signature=signature or record.signature,
         out_of_memory=out_of_memory or record.out_of_memory,
     )
     return Restart(backoff_seconds(count, limits.backoff_seconds), next_record)
 
 
-def after_loss(checkpoint: int | None, record: Record) -> Restart:
+def after_loss(kept: Kept, record: Record) -> Restart:
     """Return what follows where a lost pod has a replacement. The operator has counted it, and made its pause."""
-    record = _renewed(record, checkpoint)
+    record = _renewed(record, kept)
     return Restart(0, replace(record, restarts=record.restarts + 1))
 
 
-def _renewed(record: Record, checkpoint: int | None) -> Record:
-    """The record, without what was before a newer checkpoint."""
-    if checkpoint is None or (record.checkpoint is not None and checkpoint <= record.checkpoint):
+def _renewed(record: Record, kept: Kept) -> Record:
+    """The record, without what was before a newer checkpoint; and with no restarts since then where ranks went on from
+    steps further on, which were kept in memory."""
+    checkpoint, began = kept.checkpoint, kept.began
+    if checkpoint is not None and (record.checkpoint is None or checkpoint > record.checkpoint):
+        # Who goes on from this checkpoint has gained nothing more.
+        reached = max(step for step in (checkpoint, began, record.began) if step is not None)
+        return Record(record.restarts, checkpoint=checkpoint, began=reached)
+    if began is None or (record.began is not None and began < record.began + _LEAST_STEPS):
         return record
-    return Record(record.restarts, checkpoint=checkpoint)
+    return replace(record, since_checkpoint=0, began=began)
 
 
 def hopeless(cause: RankFailure) -> str | None:

@@ -127,7 +127,7 @@ class Supervisor:
         """Have a rank of any pod killed (None: all), since the gang does no step; whether it is, or why not."""
         if self._gang is None:
             return "its ranks do not restart in place"
-        return "the pod is to end" if self._stop_at else self._gang.hangs(generation, rank, self._reports.checkpoint)
+        return "the pod is to end" if self._stop_at else self._gang.hangs(generation, rank, self._reports.kept)
 
     def _hear_leader(self, address: str, replacement: int, proof: str) -> bool:
         if self._gang is not None and replacement:
@@ -176,7 +176,7 @@ class Supervisor:
     async def _ready_to_restart(self) -> bool:
         """Prepare another life of the ranks, which have all ended, where one is to follow; returns whether it may begin
         now. Raises OSError as `Reports.prepare`."""
-        gang, failure = self._gang, self._life.pod_failure(self._reports.checkpoint)
+        gang, failure = self._gang, self._life.pod_failure(self._reports.kept)
         if gang is not None and failure is None:
             # The next ranks of the others would wait for those of this pod.
             gang.leave("its ranks have succeeded")
@@ -287,7 +287,7 @@ class Supervisor:
         elif collected_at is not None and now >= collected_at:
             life.kill_at = now + self._timing.peer_grace
             log(f"stopping ranks {names(self._processes.alive)} because rank {life.failed[0].rank} failed")
-            if gang is not None and (failure := self._life.pod_failure(self._reports.checkpoint)) is not None:
+            if gang is not None and (failure := self._life.pod_failure(self._reports.kept)) is not None:
                 self._leave_where_hopeless(gang, failure)
                 gang.failed(self._since_failure)
         elif gang is not None and gang.must_stop:

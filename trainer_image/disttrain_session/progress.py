@@ -59,7 +59,7 @@ class SessionProgress:
         if self._place is not None:
             be_asked(self._place)
             self._times = StepTimes(self._place.rank, self._place.reports)
-        self._update(step=step, checkpoint=latest)
+        self._update(step=step, began=step, checkpoint=latest)
         self._train()
         if latest is not None:
             self._leave()

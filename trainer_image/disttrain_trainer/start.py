@@ -29,7 +29,7 @@ def open_checkpoints(
     if config.checkpoint_folder is None:
         log_first_rank(world, "no storage: no checkpoints are written, a restart begins at step 0")
         resumed = resume(config, world, state, memory, lambda: None)
-        reporter.update(phase=RankPhase.STARTING, step=state.step)
+        reporter.update(phase=RankPhase.STARTING, step=state.step, began=state.step)
         return None, resumed
     settings = config.training.checkpoint or Checkpoint()
     require_figure(settings, state.task, state.data)
@@ -48,7 +48,7 @@ def open_checkpoints(
     if latest is None and resumed is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
         log_first_rank(world, f"weights from {source}")
-    reporter.update(phase=RankPhase.STARTING, step=state.step, checkpoint=latest)
+    reporter.update(phase=RankPhase.STARTING, step=state.step, began=state.step, checkpoint=latest)
     return checkpoints, resumed
 
 

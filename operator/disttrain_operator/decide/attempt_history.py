@@ -142,9 +142,11 @@ def renew_budget(status: JobStatus) -> JobStatus:
     return status.model_copy(update={"restarts_since_checkpoint": 0})
 
 
-def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetime) -> JobStatus:
+def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetime, *, counted: bool) -> JobStatus:
     """One pod of the current attempt is to be made again, under its name."""
-    entry = Replacement(pod=pod, uid=uid, time=timestamp(now), reason=reason, checkpoint_step=last_known_step(status))
+    entry = Replacement(
+        pod=pod, uid=uid, time=timestamp(now), reason=reason, checkpoint_step=last_known_step(status), counted=counted
+    )
     replacements = [*status.attempts[-1].replacements, entry][-KEPT_REPLACEMENTS:]
     return _with_current(status, {"replacements": replacements})
 

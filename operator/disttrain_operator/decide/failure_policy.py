@@ -29,10 +29,10 @@ class MatchedAction:
 def is_counted(cause: Cause) -> bool:
     """Return whether it is the job's fault and not counted yet.
 
-    What the cluster does to a job is not its fault, whichever pods are created again for it; what follows from a pod
-    that was created again was counted with that pod.
+    What the cluster does to a job is not its fault, whichever pods are created again for it. What follows from a pod
+    that was created again was counted with that pod, unless it was in the budget that such pods have of their own.
     """
-    return cause.class_ not in _UNCOUNTED and cause.follows is None
+    return cause.class_ not in _UNCOUNTED and (cause.follows is None or cause.follows.counted)
 
 
 def match_failure_policy(policy: RunPolicy, cause: Cause) -> MatchedAction:

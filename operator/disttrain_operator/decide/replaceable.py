@@ -37,11 +37,13 @@ def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> 
     if not waits_for_lost_pods(gang.spec) or not ran(gang.status) or pending_verdict(gang.status) is not None:
         return frozenset()
     entries, step = gang.status.attempts[-1].replacements, last_known_step(gang.status)
-    before = {entry.pod for entry in entries if entry.checkpoint_step == step}
+    since = [entry for entry in entries if entry.checkpoint_step == step]
+    before = {entry.pod for entry in since}
     found = [cause for cause, matched in failures if _is_lost(cause, matched) and cause.pod.name not in before]
     if not any(map(_holds, gang.pods)):
         return frozenset()
-    counted = gang.status.restarts_since_checkpoint + sum(map(is_counted, found))
+    # Pods have a budget of their own: where it is used up, the gang's begins.
+    counted = sum(entry.counted for entry in since) + sum(map(is_counted, found))
     too_many = len(before) + len(found) > MOST or counted > gang.spec.run_policy.max_restarts
     return frozenset() if too_many else frozenset(cause.pod.name for cause in found)
 

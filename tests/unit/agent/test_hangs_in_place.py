@@ -7,6 +7,7 @@ import pytest
 
 from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import Kind, Message
+from disttrain_agent.restart import Kept
 from disttrain_api.names import RESTART_PATH, Env, ExitCode
 
 from .conftest import Pod
@@ -20,11 +21,11 @@ PEER_LOST = ExitCode.PEER_LOST
 @pytest.mark.parametrize("rank", [1, None])
 def test_an_order_kills_once_and_all_stop_and_start_again(rank: int | None) -> None:
     leader = a_leader()
-    assert leader.hangs(0, rank, None, 100.0) is True
+    assert leader.hangs(0, rank, Kept(), 100.0) is True
     (order,) = leader.orders
     assert (order.kind, order.generation, order.rank, leader.kill) == (Kind.KILL, 0, rank, order)
     leader.orders.clear()
-    assert leader.hangs(0, rank, None, 100.5) is False, "it is followed already"
+    assert leader.hangs(0, rank, Kept(), 100.5) is False, "it is followed already"
     assert (orders(leader), leader.due) == ([], 100.0 + WINDOW)
     leader.tick(100.0 + WINDOW)
     assert orders(leader) == [(Kind.STOP, 0)], "also where nobody has said that its rank is dead"
@@ -33,23 +34,23 @@ def test_an_order_kills_once_and_all_stop_and_start_again(rank: int | None) -> N
     assert (orders(leader), leader.kill) == ([(Kind.START, 1)], None)
     assert leader.restart is not None
     assert (leader.restart.count, leader.restart.cause.rank) == (1, 1)
-    assert leader.hangs(0, rank, None, 200.0) is False, "the order comes late"
+    assert leader.hangs(0, rank, Kept(), 200.0) is False, "the order comes late"
     assert (orders(leader), leader.due) == ([], None)
 
 
 def test_nothing_is_killed_where_no_rank_could_start_again() -> None:
     leader = a_leader(restarts=1, backoff=0)
     leader.lost(2)
-    assert leader.hangs(0, 1, None, 0.0) == "the agent of worker 2 is not connected"
+    assert leader.hangs(0, 1, Kept(), 0.0) == "the agent of worker 2 is not connected"
     assert leader.joins(2, 0, 1.0)
     all_end(leader, killed(0), killed(1), killed(2))
     leader.tick(1.0)
     assert orders(leader) == [(Kind.START, 1)]
-    assert leader.hangs(1, 1, None, 2.0) == "1 restarts in place without a new checkpoint are used up"
+    assert leader.hangs(1, 1, Kept(), 2.0) == "1 restarts in place without a new checkpoint are used up"
     assert (orders(leader), leader.due) == ([], None)
-    assert leader.hangs(1, 1, 10, 2.0) is True, "a checkpoint renews them"
+    assert leader.hangs(1, 1, Kept(10), 2.0) is True, "a checkpoint renews them"
     leader.leave("a pod has failed for good")
-    assert leader.hangs(1, 1, 20, 3.0) == "a pod has failed for good"
+    assert leader.hangs(1, 1, Kept(20), 3.0) == "a pod has failed for good"
 
 
 def test_another_pod_follows_an_order_of_its_own_generation_alone() -> None:

@@ -104,9 +104,9 @@ def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_ch
 
     says(step=20, loss=0.7, checkpoint=saved)
     says(step=25, loss=0.6, checkpoint=saved, error={"exitCode": 1, "reason": "RankFailed", "message": "no"})
-    assert (reports.checkpoint, reports.seconds_since_step(0)) == (20, 0.0)
+    assert (reports.kept.checkpoint, reports.seconds_since_step(0)) == (20, 0.0)
     reports.begin_again()
-    assert (reports.of(0), reports.seconds_since_step(0), reports.checkpoint) == (None, None, 20)
+    assert (reports.of(0), reports.seconds_since_step(0), reports.kept.checkpoint) == (None, None, 20)
     last = reports.progress()
     assert (last.step, last.checkpoint, last.error) == (25, saved, None), "the termination message keeps what is known"
     clock.run(50.0, reports)
@@ -115,7 +115,7 @@ def test_another_life_of_the_ranks_begins_without_reports_and_with_the_newest_ch
     assert reports.seconds_since_step(0) is None, "it has done no step yet"
     newer = saved.model_copy(update={"step": 30})
     says(step=30, loss=0.5, checkpoint=newer)
-    assert (reports.checkpoint, reports.seconds_since_step(0)) == (30, 0.0)
+    assert (reports.kept.checkpoint, reports.seconds_since_step(0)) == (30, 0.0)
 
 
 def test_a_failure_that_is_over_leaves_the_termination_message(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from disttrain_agent.restart import Failure, Leave, Limits, Record, Restart, after
+from disttrain_agent.restart import Failure, Kept, Leave, Limits, Record, Restart, after
 from disttrain_agent.verdict import RankEnd
 from disttrain_api.names import PERMANENT, ExitCode, Reason
 from disttrain_api.report import FailureSignature, RankError, RankReport
@@ -17,17 +17,17 @@ TYPO = FailureSignature(error="NameError", place="/app/model.py:12", step=4, ste
 def failed(code: int = 1, *, signature: FailureSignature | None = None, **facts: Any) -> Failure:
     """How a rank has failed that said this of its error."""
     error = RankError(exit_code=code, reason="RankFailed", message="no", signature=signature)
-    return Failure(RankEnd(rank=1, returncode=code, report=RankReport(rank=1, error=error)).as_failure(), **facts)
+    return Failure(RankEnd(rank=1, returncode=code, report=RankReport(rank=1, error=error)).as_failure(), Kept(**facts))
 
 
 def killed(number: int = signal.SIGKILL, **facts: Any) -> Failure:
-    return Failure(RankEnd(rank=1, returncode=-number).as_failure(), **facts)
+    return Failure(RankEnd(rank=1, returncode=-number).as_failure(), Kept(**facts))
 
 
 def out_of_memory(checkpoint: int | None = None) -> Failure:
     """How a rank has failed that the kernel has killed for want of memory."""
     cause = killed().cause.model_copy(update={"reason": Reason.OOM_KILLED, "out_of_memory": True})
-    return Failure(cause, checkpoint)
+    return Failure(cause, Kept(checkpoint))
 
 
 def lives(*failures: Failure, limits: Limits = LIMITS) -> list[int | str]:
@@ -101,6 +101,20 @@ def test_a_new_checkpoint_begins_the_count_again_and_the_one_that_was_resumed_fr
     assert lives(killed(checkpoint=50), killed(), killed(checkpoint=40)) == [0, 10, 20], "none is lost"
 
 
+def test_steps_that_were_kept_in_memory_begin_the_count_again() -> None:
+    """By the steps after which the lives went on that have failed."""
+    assert lives(*(killed(began=step) for step in (0, 20, 40, 60, 80))) == [0, 0, 0, 0, 0]
+    used_up = "3 restarts in place without a new checkpoint are used up"
+    assert lives(*(killed(began=step) for step in (100, 100, 100, 100))) == [0, 10, 20, used_up], "nothing was kept"
+    assert lives(*(killed(began=step) for step in (100, 103, 106, 109))) == [0, 10, 20, used_up], "hardly anything was"
+    assert lives(*(killed(began=step) for step in (100, 104, 108, 112))) == [0, 10, 20, 0], "in all it was more"
+    assert lives(*(killed(began=step) for step in (100, 50, 100, 50))) == [0, 10, 20, used_up], "it was lost again"
+    assert lives(killed(checkpoint=50, began=0), killed(checkpoint=50, began=50)) == [0, 10], "it is the checkpoint's"
+    again = "a rank has run out of memory again, without a new checkpoint in between"
+    grown = [Failure(out_of_memory().cause, Kept(began=step)) for step in (0, 50)]
+    assert lives(*grown) == [0, again]
+
+
 @pytest.mark.parametrize(
     ("second", "repeated"),
     [
@@ -128,4 +142,4 @@ def test_a_kill_between_two_equal_failures_hides_nothing() -> None:
 
 def test_the_number_of_restarts_never_goes_back() -> None:
     follows = after(killed(checkpoint=9), Record(restarts=7, since_checkpoint=3, checkpoint=5), LIMITS)
-    assert follows == Restart(0, Record(restarts=8, since_checkpoint=1, checkpoint=9))
+    assert follows == Restart(0, Record(restarts=8, since_checkpoint=1, checkpoint=9, began=9))

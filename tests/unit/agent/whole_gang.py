@@ -19,7 +19,7 @@ from disttrain_agent.gang.leader import Leader
 from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import Message, PodFailure
 from disttrain_agent.look import Look
-from disttrain_agent.restart import Limits
+from disttrain_agent.restart import Kept, Limits
 from disttrain_api.names import ExitCode
 from disttrain_api.report import (
     CheckpointReport,
@@ -116,7 +116,7 @@ class Pod:
             if not isinstance(agent, Leader):
                 return "worker 0's agent leads"
             checkpoint = self.report.checkpoint if self.report is not None else None
-            return agent.hangs(generation, rank, None if checkpoint is None else checkpoint.step, now)
+            return agent.hangs(generation, rank, Kept(None if checkpoint is None else checkpoint.step), now)
 
         def awaited() -> frozenset[int]:
             return agent.awaited if isinstance(agent, Leader) else frozenset({0} if agent.is_alone else ())

@@ -9,6 +9,7 @@ from disttrain_api.status import JobStatus
 from disttrain_operator.decide.clock import timestamp
 from tests.builders import a_claim_template, a_report
 from tests.unit.decide.test_failures import COMMAND, restart, verdict
+from tests.unit.decide.test_lost_pods import a_gang, vanish
 from tests.unit.decide.world import World, a_running_world
 
 STORAGE = a_claim_template()
@@ -147,3 +148,38 @@ def test_pauses_of_a_single_pod_begin_anew_with_a_new_checkpoint() -> None:
         pauses.append((world.now - begun).total_seconds())
         world.run_all()
     assert pauses == [0, 10, 20, 0, 10]
+
+
+def test_pods_and_gangs_have_budgets_of_their_own() -> None:
+    """With two restarts: two pods alone, then the gang, which has as many again; then the job fails."""
+    world = a_gang(maxRestarts=2, restartBackoffSeconds=0)
+
+    def lose(*workers: int) -> tuple[int, int]:
+        for index in workers:
+            vanish(world, index)
+            world.settle().confirm_deletions().settle().run_all()
+        return world.job.status.attempt, world.job.status.restarts_since_checkpoint
+
+    assert lose(1, 2) == (1, 0)
+    assert lose(0) == (2, 1), "the pods' budget is used up"
+    assert lose(1, 2) == (2, 1), "the new gang's is not"
+    assert lose(0) == (3, 2)
+    assert lose(1, 2) == (3, 2)
+    vanish(world, 0)
+    world.settle().end(1, 143).end(2, 143).settle()
+    assert world.condition("Failed")[:2] == ("True", "RestartsExhausted")
+
+
+def test_a_new_checkpoint_renews_the_budget_of_pods() -> None:
+    world = a_gang(maxRestarts=1)
+    for index, step in ((1, 10), (2, 20), (0, 30)):
+        world.end(index, 137, report=a_report(step, checkpoint=step)).settle().confirm_deletions().settle().run_all()
+        assert (world.job.status.attempt, world.job.status.restarts_since_checkpoint) == (1, 0)
+
+
+def test_losses_that_would_use_up_the_restarts_are_one_of_the_gang() -> None:
+    world = a_gang(maxRestarts=1)
+    vanish(world, 1)
+    vanish(world, 2)
+    status = world.settle().job.status
+    assert (status.attempt, status.restarts_since_checkpoint, status.attempts[0].replacements) == (2, 1, [])

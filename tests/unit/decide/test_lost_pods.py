@@ -89,8 +89,8 @@ def test_a_lost_pod_is_made_again_alone_and_all_ranks_wait_for_it(lose: Loss, re
     lose(world)
     world.settle().confirm_deletions().settle()
     status = world.job.status
-    assert (status.attempt, status.restarts, status.restarts_since_checkpoint) == (1, 1, int(counted))
-    assert [(entry.pod, entry.reason) for entry in replacements(world)] == [(POD, reason)]
+    assert (status.attempt, status.restarts, status.restarts_since_checkpoint) == (1, 1, 0)
+    assert [(entry.pod, entry.reason, entry.counted) for entry in replacements(world)] == [(POD, reason, counted)]
     assert [new == old for new, old in zip(uids(world), before, strict=True)] == [True, False, True]
     assert world.condition("Running")[:2] == ("False", "ReplacingPods")
     assert world.condition("Restarting")[:2] == ("True", "ReplacingPods")
@@ -233,14 +233,6 @@ def test_a_pod_that_is_killed_before_all_have_run_ends_the_start() -> None:
     assert (world.job.status.attempt, world.job.status.attempts[0].replacements) == (2, [])
 
 
-def test_losses_that_would_use_up_the_restarts_are_one_of_the_gang() -> None:
-    world = a_gang(maxRestarts=1)
-    vanish(world, 1)
-    vanish(world, 2)
-    status = world.settle().job.status
-    assert (status.attempt, status.restarts_since_checkpoint, status.attempts[0].replacements) == (2, 1, [])
-
-
 def test_a_job_without_restarts_fails_at_a_loss_that_counts_and_replaces_what_the_cluster_ends() -> None:
     world = a_gang(maxRestarts=0)
     delete(world, reason="PreemptionByScheduler")
@@ -265,7 +257,7 @@ def test_the_same_pod_is_made_again_alone_once_per_checkpoint_and_its_numbers_gr
         world.end(1, 137, report=a_report(step, checkpoint=step)).settle().confirm_deletions()
         numbers += [action.replacement for action in world.decide().actions if isinstance(action, CreatePod)]
         world.settle().run_all()
-        assert (world.job.status.attempt, world.job.status.restarts_since_checkpoint) == (1, 1)
+        assert (world.job.status.attempt, world.job.status.restarts_since_checkpoint) == (1, 0)
     assert numbers == [1, 2]
     world.end(1, 137, report=a_report(25, checkpoint=20)).settle()
     assert world.job.status.attempt == 2
@@ -296,12 +288,19 @@ def test_a_pod_that_does_not_come_in_time_falls_to_the_gang(place: str, policy: 
     world.settle()
     assert world.job.status.attempt == 2
     judged = verdict(world)
-    assert (judged.pod, judged.class_, judged.action) == (POD, "NotStarted", "RestartWithoutCounting")
+    assert (judged.pod, judged.class_, judged.action) == (POD, "NotStarted", "RestartGang")
     assert f"recreated alone, did not run within {seconds} s" in judged.message
-    assert world.job.status.restarts_since_checkpoint == 1, "it was counted when it was lost"
+    assert world.job.status.restarts_since_checkpoint == 1
 
 
-def test_pods_that_did_not_wait_make_the_gang_again_and_the_loss_is_not_counted_twice() -> None:
+def test_a_pod_that_the_cluster_took_and_that_does_not_come_in_time_counts_for_nobody() -> None:
+    world = a_gang()
+    delete(world, reason="PreemptionByScheduler")
+    world.settle().pass_time(REPLACEMENT_SECONDS + 1).settle()
+    assert (world.job.status.attempt, world.job.status.restarts_since_checkpoint) == (2, 0)
+
+
+def test_pods_that_did_not_wait_make_the_gang_again_and_the_loss_counts_as_one_of_the_gang() -> None:
     world = a_gang()
     vanish(world)
     world.settle()
@@ -322,7 +321,7 @@ def test_ranks_that_all_started_again_and_lost_a_peer_later_have_lost_another_on
     for index in range(3):
         world.end(index, ExitCode.PEER_LOST, report=a_report(5, failure=lost), at=timestamp(world.now))
     status = world.pass_time(100).settle().job.status
-    assert (status.attempt, status.restarts_since_checkpoint) == (2, 2)
+    assert (status.attempt, status.restarts_since_checkpoint) == (2, 1)
     assert (verdict(world).reason, verdict(world).action) == ("PeerLost", "RestartGang")
 
 

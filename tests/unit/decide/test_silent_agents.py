@@ -35,7 +35,7 @@ def test_where_ranks_restart_in_place_it_is_recreated_alone_and_counted(says: st
     name = world.pod(index)["metadata"]["name"]
     assert [(entry.pod, entry.reason) for entry in replacements(world)] == [(name, "PodSilent")]
     status = world.job.status
-    assert (status.phase, status.attempt, status.restarts, status.restarts_since_checkpoint) == ("Restarting", 1, 1, 1)
+    assert (status.phase, status.attempt, status.restarts, status.restarts_since_checkpoint) == ("Restarting", 1, 1, 0)
     assert [pod["metadata"]["name"] for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]] == [name]
     world.confirm_deletions().settle()
     assert [new == old for new, old in zip(uids(world), before, strict=True)] == [one != index for one in range(3)]

@@ -9,6 +9,7 @@ from disttrain_agent.gang.leader import Left
 from disttrain_agent.gang.member import Member
 from disttrain_agent.gang.messages import Message, PodFailure
 from disttrain_agent.resolve import addresses
+from disttrain_agent.restart import Kept
 from disttrain_api.handshake import Refused
 from disttrain_api.report import RestartsInPlace
 
@@ -104,7 +105,7 @@ class FollowingAgent:
         self._note_alone()
         self._pass_on()
 
-    def hangs(self, generation: int, rank: int | None, checkpoint: int | None) -> bool | str:
+    def hangs(self, generation: int, rank: int | None, kept: Kept) -> bool | str:
         """Return why it has no rank killed."""
         return "worker 0's agent leads"
 

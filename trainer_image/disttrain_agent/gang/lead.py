@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, lead
 from disttrain_agent.gang.leader import Leader, Left
 from disttrain_agent.gang.messages import Kind, Message, PodFailure
+from disttrain_agent.restart import Kept
 from disttrain_api.handshake import Refused
 from disttrain_api.report import RestartsInPlace
 from disttrain_api.times import timestamp
@@ -93,9 +94,9 @@ class LeadingAgent:
         self._leader.failed(0, self.generation, self._loop.time())
         self._pass_on(ago)
 
-    def hangs(self, generation: int, rank: int | None, checkpoint: int | None) -> bool | str:
+    def hangs(self, generation: int, rank: int | None, kept: Kept) -> bool | str:
         """Have a rank of any pod killed (None: all), since the gang does no step; whether it is, or why not."""
-        found = self._leader.hangs(generation, rank, checkpoint, self._loop.time())
+        found = self._leader.hangs(generation, rank, kept, self._loop.time())
         self._pass_on()
         return found
 

@@ -10,11 +10,12 @@ A leader that is a replacement itself knows nothing. It learns from the others o
 what they were told of former restarts, and begins the next generation after the newest of these.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from signal import SIGKILL
 
 from disttrain_agent.gang.messages import History, Kind, Message, PodFailure, leaves
-from disttrain_agent.restart import Failure, Leave, Limits, Record, after, after_loss, hopeless
+from disttrain_agent.restart import Failure, Kept, Leave, Limits, Record, after, after_loss, hopeless
 from disttrain_agent.restart import Restart as Follows
 from disttrain_agent.verdict import distance
 from disttrain_api.names import PERMANENT, ExitCode, Reason
@@ -159,8 +160,9 @@ class Leader:
     def _learn(self, generation: int, history: History) -> None:
         self._newest, self._start_at = generation, None
         self._record = Record(
-            generation, history.since_checkpoint, history.checkpoint, history.signature, history.out_of_memory
-        )
+            generation, history.since_checkpoint, history.checkpoint, history.began, history.signature,
+            history.out_of_memory,
+        )  # fmt: skip
 
     def is_behind(self, generation: int) -> bool:
         """Return whether the ranks of a generation have had a start since, without the pod that is still of it."""
@@ -184,11 +186,11 @@ class Leader:
         if never:
             self.leave(f"the agent of worker {never[0]} is not connected")
 
-    def hangs(self, generation: int, rank: int | None, checkpoint: int | None, now: float) -> bool | str:
+    def hangs(self, generation: int, rank: int | None, kept: Kept, now: float) -> bool | str:
         """Have a rank killed (None: all) that does no step, so that all start again; return whether it is, or why it
         may not be. Nothing follows if its generation has ended, or is about to.
 
-        checkpoint: step of the newest one that this pod's ranks have reported.
+        kept: what this pod's ranks have reported.
         """
         if self.left is not None:
             return self.left.why
@@ -198,7 +200,7 @@ class Leader:
         if absent:
             return f"the agent of worker {absent[0]} is not connected"
         killed = RankFailure(rank=rank or 0, exit_code=128 + SIGKILL, signal=SIGKILL)
-        follows = after(Failure(killed, checkpoint), self._record, self._limits)
+        follows = after(Failure(killed, kept), self._record, self._limits)
         if isinstance(follows, Leave):
             return follows.why
         self.kill = Message(kind=Kind.KILL, generation=generation, rank=rank)
@@ -256,6 +258,7 @@ class Leader:
         history = History(
             since_checkpoint=self._record.since_checkpoint,
             checkpoint=self._record.checkpoint,
+            began=self._record.began,
             signature=self._record.signature,
             out_of_memory=self._record.out_of_memory,
         )
@@ -312,9 +315,9 @@ class Leader:
         if not ends:
             self.leave("all pods are replacements: none knows the generation of the former ones")
             return
-        checkpoint = max((end.checkpoint for end in ends if end.checkpoint is not None), default=None)
+        kept = Kept(_newest(end.checkpoint for end in ends), _newest(end.began for end in ends))
         first = min(ends, key=_distance)
-        cause, follows = first.cause, self._follows(first, checkpoint)
+        cause, follows = first.cause, self._follows(first, kept)
         if isinstance(follows, Leave):
             self.leave(follows.why, cause.signature if follows.repeated else None)
             return
@@ -325,13 +328,17 @@ class Leader:
         self.restart = Restart(follows.record.restarts, follows.pause_seconds, cause)
         self._start_at = now + follows.pause_seconds
 
-    def _follows(self, first: PodFailure, checkpoint: int | None) -> Follows | Leave:
+    def _follows(self, first: PodFailure, kept: Kept) -> Follows | Leave:
         if None not in self._ended.values():
-            return after(Failure(first.cause, checkpoint), self._record, self._limits)
+            return after(Failure(first.cause, kept), self._record, self._limits)
         # Ranks that the lost pod's have asked to stop with them have done what they should.
         obeyed = first.signaled or first.cause.exit_code == ExitCode.STOPPED
         why = None if obeyed else hopeless(first.cause)
-        return after_loss(checkpoint, self._record) if why is None else Leave(why)
+        return after_loss(kept, self._record) if why is None else Leave(why)
+
+
+def _newest(steps: Iterable[int | None]) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _distance(end: PodFailure) -> int:

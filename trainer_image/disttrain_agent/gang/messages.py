@@ -39,6 +39,8 @@ class PodFailure(_Part):
     """Its agent had sent it a signal before."""
     checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Step of the newest checkpoint that its ranks have reported. None: of none."""
+    began: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """The step after which they went on. None: they have not said so."""
 
 
 class History(_Part):
@@ -48,6 +50,8 @@ class History(_Part):
     """Restarts without a new checkpoint between them."""
     checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Step of the newest checkpoint at the last restart."""
+    began: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """The step after which a life of the ranks went on, the last time that the count began anew."""
     signature: FailureSignature | None = None
     """The last failure since that checkpoint with a signature had this one."""
     out_of_memory: bool = False

@@ -43,18 +43,18 @@ def note_replacements(situation: Situation) -> Transition | None:
     failed = [entry for entry in situation.failures.of_single_pods if not gave_up(situation.gang, entry[0])]
     if not failed:
         return None
-    policy, now = situation.run_policy, situation.now
+    policy, now, waits = situation.run_policy, situation.now, waits_for_lost_pods(situation.spec)
     message = ""
     for cause, matched in failed:
         verdict = verdict_of(cause, matched, policy)
         counted = is_counted(cause)
-        if counted and (exhausted := used_up(status, policy, verdict)):
+        if counted and not waits and (exhausted := used_up(status, policy, verdict)):
             return finish(situation.status, now, State.FAILED, exhausted)
-        status = count_restart(status, counted=counted)
-        status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now)
+        # Those that all ranks wait for have a budget of their own (replaceable.py).
+        status = count_restart(status, counted=counted and not waits)
+        status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now, counted=counted and waits)
         status = avoid_lost_node(status, verdict, policy)
         message = message or verdict.message
-    waits = waits_for_lost_pods(situation.spec)
     others = ", and the ranks of all pods wait for it" if waits else ""
     state = State.STARTING if not ran(status) else State.RESTARTING if waits else State.RUNNING
     event = Event(Reason.POD_RESTARTED, f"{message}; it alone is recreated{others}", warning=True)
@@ -125,12 +125,8 @@ def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Tr
     reason = why[0] if why is not None and why[0] not in USUAL_REASONS else Reason.STARTING_DEADLINE_EXCEEDED
     if not waits:
         return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
-    # It was counted when it was to be recreated alone.
-    verdict = Verdict(
-        reason=reason,
-        message=message,
-        class_=FailureClass.NOT_STARTED,
-        action=FailureAction.RESTART_WITHOUT_COUNTING,
-        pod=pod,
-    )
+    # What was counted as the pod's is the gang's now.
+    counted = any(entry.counted for entry in situation.status.attempts[-1].replacements if entry.pod == pod)
+    action = FailureAction.RESTART_GANG if counted else FailureAction.RESTART_WITHOUT_COUNTING
+    verdict = Verdict(reason=reason, message=message, class_=FailureClass.NOT_STARTED, action=action, pod=pod)
     return restart_or_fail(situation, verdict)
