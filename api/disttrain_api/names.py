@@ -244,6 +244,7 @@ class Reason(StrEnum):
     GANG_RESTARTED = "GangRestarted"
     POD_RESTARTED = "PodRestarted"
     RESTARTED_IN_PLACE = "RestartedInPlace"
+    ROLLED_BACK = "RolledBack"
     BACKING_OFF = "BackingOff"
     POD_LEAVING = "PodLeaving"
     REPLACING_PODS = "ReplacingPods"

@@ -176,6 +176,8 @@ class RankReport(_Report):
     """Until the last step, at the pace since training began or resumed."""
     skipped_steps: _Steps | None = None
     """Steps of which no update was made; None where none is skipped."""
+    roll_backs: _Steps | None = None
+    """How often the job was rolled back over samples that could not be used. None: never."""
     slow_rank: Annotated[SlowRank | None, _OrNone] = None
     """The rank of the job that holds up the others. Rank 0 alone knows."""
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}

@@ -156,8 +156,8 @@ class RunPolicy(ApiModel):
     """InPlace first starts all ranks again in their pods, up to `maxRestarts` times without a new checkpoint, and
     recreates lost pods alone. A `command` needs disttrain in its image."""
     max_restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)] = 3
-    """Restarts without a new checkpoint between them before the job fails. InPlace has as many again for its ranks, and
-    for lost pods, before the gang is recreated."""
+    """Restarts without a new checkpoint between them before the job fails. InPlace: as many of its ranks, and of lost
+    pods, before."""
     restart_backoff_seconds: Annotated[int, Field(ge=0, le=MAX_BACKOFF_SECONDS)] = 10
     """Pause before the second restart without a new checkpoint between them; doubled for each further one, up to an
     hour."""

@@ -102,6 +102,8 @@ class Progress(StatusModel):
     """Share of that time in which the rank waited for samples."""
     skipped_steps: int | None = None
     """Steps of which `training.skipSteps` made no update."""
+    roll_backs: int | None = None
+    """How often it rolled the job back."""
     metrics: list[Metric] = []
     """Figures of the last evaluation on held-out data."""
     evaluation_failure: str | None = None
@@ -294,8 +296,8 @@ class Goodput(StatusModel):
     update_time: Time
     """End of the count. Since then the job is in `state`."""
     state: str | None = None
-    """Queued, Suspended, Starting, Restoring, Training, Evaluating, Saving, Redoing (lost steps), Waiting (before a
-    restart) or Restarting. Absent: it has finished."""
+    """Queued, Suspended, Starting, Restoring, Training, Evaluating, Saving, Redoing (lost steps), Waiting, Restarting.
+    Absent: it has finished."""
     spent: list[StateSeconds] = []
     """Time by state."""
     percent: int | None = None
@@ -318,8 +320,7 @@ class JobStatus(StatusModel):
     restarts: int = 0
     """Restarts so far, of the gang or of single pods; resuming is none."""
     restarts_since_checkpoint: int = 0
-    """Counted restarts since the last new checkpoint, without those of pods that all ranks wait for; `maxRestarts`
-    bounds them."""
+    """Counted restarts since the last new checkpoint, but of pods that all ranks wait for; at most `maxRestarts`."""
     mesh: str | None = None
     """Degrees of the mesh, for example "pp2 x dp8"."""
     world_size: int | None = None

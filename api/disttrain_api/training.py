@@ -259,11 +259,12 @@ class SkipSteps(ApiModel):
     """A loss so many standard deviations above the mean of the last `window` is too large. Absent: none is."""
     window: Annotated[int, Field(ge=8, le=4096)] = 128
     """Steps; until there were so many, nothing is too large."""
-    most_in_row: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """One more ends the attempt."""
+    most_in_row: Annotated[int, Field(ge=0, le=10_000)] = 8
+    """One more ends the attempt; 0: the first does."""
     on_most_in_row: OnMostInRow = OnMostInRow.FAIL
     """What then follows. Fail: an attempt with the same samples, and if it fails at the same step, the job's end.
-    RollBack: an attempt that resumes from the last checkpoint and passes over the samples up to that step."""
+    RollBack: one that resumes from the last checkpoint, if that fails so from one before it, and passes over the
+    samples up to that step."""
 
 
 class Evaluation(ApiModel):

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from disttrain_api.goodput import UNKNOWN
 from disttrain_api.status import FailureClass, GoodputState, JobStatus, Phase
-from disttrain_operator.transitions import IN_PLACE, SINGLE_POD, PhaseClock, Ran, Slowed, Suspected, happenings
+from disttrain_operator.transitions import IN_PLACE, SINGLE_POD, PhaseClock, Ran, Skipped, Slowed, Suspected, happenings
 
 # The phases in which a job waits, works, or recovers.
 _UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING, Phase.SUSPENDED)
@@ -64,6 +64,8 @@ class Metrics(Collector):
         self._stragglers = self._counter("stragglers", "Ranks that were named as slow")
         self._suspicions = self._counter("hang_suspicions", "Ranks that were named as if they hung")
         self._withdrawn = self._counter("hang_suspicions_withdrawn", "Those of them that went on in the same attempt")
+        self._skipped = self._counter("skipped_steps", "Steps of which skipSteps made no update")
+        self._roll_backs = self._counter("roll_backs", "Times that it rolled a job back")
         self._requests = self._counter("api_requests", "Requests to the API server; code 0: no answer", "verb", "code")
         self._request_seconds = self._histogram("api_request_seconds", "Time to an answer of the API server", "verb")
         self._to_pods = self._histogram("job_to_pods_seconds", "From the first sight of a job to all pods created")
@@ -103,6 +105,9 @@ class Metrics(Collector):
                     self._recovery.observe(happening.since_failure)
             elif isinstance(happening, Slowed):
                 self._stragglers.inc()
+            elif isinstance(happening, Skipped):
+                self._skipped.inc(happening.steps)
+                self._roll_backs.inc(happening.roll_backs)
             elif isinstance(happening, Suspected):
                 (self._withdrawn if happening.withdrawn else self._suspicions).inc()
             else:

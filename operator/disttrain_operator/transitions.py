@@ -6,13 +6,14 @@ from datetime import datetime
 
 from disttrain_api.status import Attempt, JobStatus
 from disttrain_operator.decide.clock import after
+from disttrain_operator.decide.progress import roll_backs_between, skipped_between
 from disttrain_operator.decide.stragglers import newly_named
 from disttrain_operator.decide.suspicion import is_suspected, is_withdrawn
 
 SINGLE_POD, IN_PLACE = "SinglePod", "InPlace"
 """Stand for the class of a cause after which one pod was made again, or all ranks started again in their pods."""
-_MOST_AT_ONCE = 10
-"""Restarts in place between two looks: an agent may say any number."""
+_MOST_AT_ONCE, _MOST_STEPS = 10, 10_000
+"""Restarts in place, or roll-backs, and skipped steps between two looks: an agent may say any number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,15 @@ class Suspected:
     withdrawn: bool
 
 
-Happening = Restarted | Ran | Slowed | Suspected
+@dataclass(frozen=True)
+class Skipped:
+    """Steps were skipped, and the job was rolled back so often."""
+
+    steps: int
+    roll_backs: int
+
+
+Happening = Restarted | Ran | Slowed | Suspected | Skipped
 
 
 def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
@@ -51,6 +60,9 @@ def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
         yield Slowed()
     if is_suspected(old, new) or is_withdrawn(old, new):
         yield Suspected(withdrawn=is_withdrawn(old, new))
+    skipped = Skipped(min(skipped_between(old, new), _MOST_STEPS), min(roll_backs_between(old, new), _MOST_AT_ONCE))
+    if skipped.steps or skipped.roll_backs:
+        yield skipped
     known = {attempt.number: attempt for attempt in old.attempts}
     for number, attempt in enumerate(new.attempts):
         before = known.get(attempt.number)

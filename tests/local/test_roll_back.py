@@ -33,6 +33,7 @@ def test_the_attempt_after_too_many_skipped_steps_takes_other_samples(workplace:
     assert (first["verdict"]["reason"], first["checkpointStep"]) == ("NonFiniteLoss", 3)
     assert "2 steps in a row have a gradient that is not used, the last of them step 6" in first["verdict"]["message"]
     assert (run.status["restarts"], run.status["progress"]["step"]) == (1, 7)
-    assert run.status["progress"]["skippedSteps"] == 2
+    assert (run.status["progress"]["skippedSteps"], run.status["progress"]["rollBacks"]) == (2, 1)
+    assert "2 skipped · 1 roll-back · " in run.stdout + run.stderr
     passed = "rolled back to step 3: the next samples, of 3 steps, are passed over, up to those of the former step 6"
     assert passed in run.log(0, 2)

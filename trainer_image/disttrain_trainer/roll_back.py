@@ -3,12 +3,15 @@
 Without it the next attempt would meet the same samples in the same state, and fail at the same step. A mark beside the
 checkpoints says up to where samples are passed over. It belongs to the job that wrote it, and says nothing to
 checkpoints that are written later: their data stand behind it.
+
+If an attempt that has rolled back fails so as well, before it has written a checkpoint, the parameters had gone wrong
+before the one that it began with. Then the mark also says that the next attempt begins with an earlier one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -42,31 +45,53 @@ class Mark(BaseModel):
     """With `epoch`, the cursor behind the samples of this step."""
     skipped: _Count = 0
     """How many were skipped until then. A checkpoint before them does not know of them."""
+    count: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    """How often the job was rolled back."""
+    before: _Count | None = None
+    """No attempt begins with a checkpoint of this step or of a later one, unless it stands behind the cursor."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the samples begin that are not passed over."""
+        return Cursor(self.epoch, self.position)
 
 
 @contextmanager
-def marking(config: Config, world: World, state: State) -> Iterator[None]:
-    """Where too many steps in a row are skipped, and the job asks for it, leave the mark to the next attempt."""
+def marking(config: Config, world: World, state: State, saved: Callable[[], int | None]) -> Iterator[None]:
+    """Where too many steps in a row are skipped, and the job asks for it, leave the mark to the next attempt.
+
+    saved: returns the step of the latest checkpoint, at first that which was resumed from. None: there is none.
+    """
+    began = saved()
     try:
         yield
     except NonFiniteLoss:
         if _rolls_back(config) and world.first:
-            _write(config, state)
+            _write(config, state, began if saved() == began else None)
         raise
 
 
-def pass_over_marked(config: Config, world: World, state: State) -> None:
+def read_mark(config: Config, world: World) -> Mark | None:
+    """Return the mark of this job; None where there is none. All ranks together."""
+    if not _rolls_back(config):
+        return None
+    text = world.from_first(lambda: (mark := _read(config)) and mark.model_dump_json(), str | None)
+    return None if text is None else Mark.model_validate_json(text)
+
+
+def has_gone_wrong(mark: Mark, state: State) -> bool:
+    """Return whether the state, of a checkpoint, is one that an attempt has begun with that failed so all the same."""
+    return mark.before is not None and state.step >= mark.before and _is_before(state.cursor, mark.cursor)
+
+
+def pass_over_marked(mark: Mark | None, config: Config, world: World, state: State) -> None:
     """Move the state's data behind the mark, if there is one ahead. All ranks together, once a checkpoint is restored.
 
     Raises what an iterable data set raises.
     """
-    if not _rolls_back(config):
-        return
-    mark = world.from_first(lambda: _read(config), tuple[int, int, int, int] | None)
     if mark is None:
         return
-    step, skipped, *place = mark
-    until, cursor, steps = Cursor(*place), state.cursor, 0
+    until, cursor, steps = mark.cursor, state.cursor, 0
     # The data may have changed: no more than a whole run is passed over.
     while _is_before(cursor, until) and steps < config.training.steps:
         cursor, steps = state.sampler.advance(cursor), steps + 1
@@ -75,11 +100,11 @@ def pass_over_marked(config: Config, world: World, state: State) -> None:
     world.all_or_none(lambda: _read_on(state, cursor))
     state.cursor = cursor
     if state.guard is not None:
-        state.guard.skipped = max(state.guard.skipped, skipped)
+        state.guard.skipped = max(state.guard.skipped, mark.skipped)
     log_first_rank(
         world,
         f"rolled back to step {state.step}: the next samples, of {steps} steps, are passed over, up to those of the "
-        f"former step {step}",
+        f"former step {mark.step}",
     )
 
 
@@ -105,24 +130,31 @@ def _read_on(state: State, cursor: Cursor) -> None:
         stream.resume(first, stream.position_before(first))
 
 
-def _read(config: Config) -> tuple[int, int, int, int] | None:
+def _read(config: Config) -> Mark | None:
     if config.checkpoint_folder is None:
         return None
     try:
         mark = Mark.model_validate_json(read_bounded(config.checkpoint_folder / MARK_FILE, _MAX_BYTES))
     except (OSError, ValidationError):
         return None
-    return (mark.step, mark.skipped, mark.epoch, mark.position) if mark.uid == config.job.uid else None
+    return mark if mark.uid == config.job.uid else None
 
 
-def _write(config: Config, state: State) -> None:
-    """Write the mark. Where that is not possible, the next attempt meets the same samples."""
+def _write(config: Config, state: State, began: int | None) -> None:
+    """Write the mark. Where that is not possible, the next attempt meets the same samples.
+
+    began: step of the checkpoint with which this attempt began; None: there was none, or it has written another one.
+    """
     if config.checkpoint_folder is None:
         return
+    former = _read(config)
     # The step that was judged last has neither been made nor left behind.
     behind = state.sampler.advance(state.cursor)
     skipped = 0 if state.guard is None else state.guard.skipped
-    mark = Mark(uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position, skipped=skipped)
+    mark = Mark(
+        uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position, skipped=skipped,
+        count=1 if former is None else former.count + 1, before=None if former is None else began,
+    )  # fmt: skip
     path = config.checkpoint_folder / MARK_FILE
     try:
         write_atomically(path, mark.model_dump_json())

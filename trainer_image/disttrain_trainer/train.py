@@ -70,7 +70,11 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
             survivor.computed,
             survivor.agree,
         )
-        with open_strategy(around) as strategy, marking(config, world, state), survivor.leaving():
+
+        def latest() -> int | None:
+            return None if checkpoints is None or checkpoints.latest is None else checkpoints.latest.step
+
+        with open_strategy(around) as strategy, marking(config, world, state, latest), survivor.leaving():
             metrics = start_metrics(config, world, state, reporter, strategy)
             between = BetweenSteps(config, world, state, strategy, metrics, checkpoints, request, reporter)
             with closing(metrics.sink):

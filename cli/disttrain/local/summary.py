@@ -53,6 +53,8 @@ def _figures(status: JobStatus) -> Iterator[str]:
     if known.evaluation_failure is not None:
         yield known.evaluation_failure
     yield f"{known.step} steps" + (f", {known.skipped_steps} skipped" if known.skipped_steps else "")
+    if known.roll_backs:
+        yield f"{known.roll_backs} roll-back{'s' if known.roll_backs > 1 else ''}"
     if known.loss is not None:
         yield f"loss {known.loss:.4g}"
     if known.samples_per_second is not None:

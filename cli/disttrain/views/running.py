@@ -117,4 +117,6 @@ def _progress(case: Case) -> Finding:
     advice = "Look at the log: if it has stopped, a rank hangs or its data is slow" if stale else None
     failed = f" Its evaluation failed: {plain(progress.evaluation_failure)}." if progress.evaluation_failure else ""
     skipped = f" {progress.skipped_steps} steps were skipped." if progress.skipped_steps else ""
+    if progress.roll_backs:
+        skipped += f" The job was rolled back {progress.roll_backs} time{'s' if progress.roll_backs > 1 else ''}."
     return f"{known}{rate}.{failed}{skipped}", advice

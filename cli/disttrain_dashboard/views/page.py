@@ -49,6 +49,8 @@ def _facts(seen: Seen) -> Iterator[tuple[str, str]]:
             yield "Last step", name(status.progress.last_step_time)
         if status.progress.skipped_steps:
             yield "Skipped steps", str(number(status.progress.skipped_steps))
+        if status.progress.roll_backs:
+            yield "Roll-backs", str(number(status.progress.roll_backs))
     yield "Restarts", str(number(status.restarts))
     yield from (("Kept in", seen.place),) if seen.place else ()
 

@@ -28,7 +28,7 @@ from disttrain_operator.decide.policies.restart_policy import restart_policy
 from disttrain_operator.decide.policies.startup import begin, running, starting_deadline, startup
 from disttrain_operator.decide.policies.success_policy import success_policy
 from disttrain_operator.decide.policies.suspend import suspend
-from disttrain_operator.decide.progress import learn
+from disttrain_operator.decide.progress import learn, roll_back_event
 from disttrain_operator.decide.restarts_in_place import failed_at, learn_restarts, paused_until, restarts_event
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.stragglers import straggler_event, straggler_of, with_slow_node
@@ -101,6 +101,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         actions=transition.actions,
         events=(
             *restarts_event(read.status, job.status),
+            *roll_back_event(read.status, status),
             *straggler_event(read.status, status),
             *suspicion_event(read.status, status),
             *_events(job, transition),

@@ -7,12 +7,13 @@ first, and no decision may.
 from datetime import datetime
 
 from disttrain_api.bounds import MAX_REASON_LENGTH, cut
-from disttrain_api.names import Role
+from disttrain_api.names import Reason, Role
 from disttrain_api.report import RankPhase, RankReport
 from disttrain_api.status import CheckpointStatus, JobStatus, Metric, Progress, TakenRequest
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.attempt_history import record_checkpoint, renew_budget
 from disttrain_operator.decide.clock import timestamp
+from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.observed import Observed, PodFacts
 
@@ -31,6 +32,27 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
             checkpoint = CheckpointStatus(step=found.step, path=found.path, time=found.time)
             status = record_checkpoint(status, checkpoint, attempt)
     return renew_budget(status)
+
+
+def roll_back_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
+    """Return the Event for a roll-back that is new in `status`."""
+    if not roll_backs_between(before, status):
+        return ()
+    count = status.progress.roll_backs if status.progress is not None else None
+    sentence = "samples that could not be used are passed over, from a checkpoint before them; their log says which"
+    return (Event(Reason.ROLLED_BACK, f"roll-back {count}: {sentence}", warning=True),)
+
+
+def roll_backs_between(before: JobStatus, status: JobStatus) -> int:
+    """Return how many roll-backs are known since `before`."""
+    former, now = (0 if one.progress is None else one.progress.roll_backs or 0 for one in (before, status))
+    return max(0, now - former)
+
+
+def skipped_between(before: JobStatus, status: JobStatus) -> int:
+    """Return how many skipped steps are known since `before`."""
+    former, now = (0 if one.progress is None else one.progress.skipped_steps or 0 for one in (before, status))
+    return max(0, now - former)
 
 
 def _reports(status: JobStatus, observed: Observed) -> list[tuple[int, RankReport, bool]]:
@@ -95,6 +117,7 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         samples_per_second=report.samples_per_second,
         loading_percent=None if report.loading_share is None else round(100 * report.loading_share),
         skipped_steps=report.skipped_steps,
+        roll_backs=report.roll_backs,
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
         evaluation_failure=report.evaluation_failure,
         phase=cut(report.phase, MAX_REASON_LENGTH) if runs and report.phase else None,

@@ -11,6 +11,7 @@ from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.progress import duration
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.transitions import Skipped, happenings
 from tests.unit.decide.world import World, a_running_world
 
 
@@ -50,6 +51,27 @@ def test_a_job_that_runs_says_its_step_its_loss_and_the_time_that_is_left() -> N
     assert (seen.skipped_steps, seen.loading_percent) == (2, 83)
     with_live(world, None)
     assert progress(world) == seen, "an agent that does not answer takes nothing away"
+
+
+def test_each_roll_back_is_an_event_and_is_counted() -> None:
+    world = a_running_world()
+
+    def said(report: RankReport) -> tuple[list[str], list[Skipped]]:
+        before = world.job.status
+        observed = replace(observe(world.pods.values(), world.gone), live=live_of(world, report))
+        decision = decide(world.job, observed, world.now)
+        with_live(world, live_of(world, report))
+        happened = [one for one in happenings(before, world.job.status) if isinstance(one, Skipped)]
+        return [event.message for event in decision.events if event.reason == "RolledBack"], happened
+
+    assert said(a_report(5)) == ([], [])
+    assert said(a_report(6, skipped_steps=2)) == ([], [Skipped(2, 0)])
+    ((message,), happened) = said(a_report(4, skipped_steps=3, roll_backs=1))
+    assert message.startswith("roll-back 1: samples that could not be used are passed over")
+    assert happened == [Skipped(1, 1)]
+    assert progress(world).roll_backs == 1
+    assert said(a_report(9, skipped_steps=3, roll_backs=1)) == ([], [])
+    assert said(a_report(9, skipped_steps=2**53, roll_backs=2**53))[1] == [Skipped(10_000, 10)], "any agent's number"
 
 
 def test_the_time_of_the_last_step_comes_with_it_and_stays_until_another_one_is_logged() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from disttrain_api.status import Attempt, Condition, FailureClass, JobStatus, Replacement, Verdict
+from disttrain_api.status import Attempt, Condition, FailureClass, JobStatus, Progress, Replacement, Verdict
 from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.transitions import PhaseClock, Ran, Restarted, happenings
 
@@ -13,6 +13,7 @@ SLOW = Condition(
     observed_generation=1,
 )  # fmt: skip
 
+SKIPPED = Progress(step=5, total_steps=9, skipped_steps=3, roll_backs=1, update_time="")
 HANGS = SLOW.model_copy(update={"type": "HangSuspected", "reason": "HangSuspected", "message": "rank 1 hangs"})
 
 
@@ -94,7 +95,7 @@ def test_the_page_has_all_figures_and_no_name() -> None:
     metrics.answered("POST", 201, 0.01)
     metrics.wrote_status(
         JobStatus(attempts=[Attempt(number=1, start_time=at(0))]),
-        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)], conditions=[SLOW, HANGS]),
+        JobStatus(restarts=1, attempts=[failed(1, 0, 2, 9)], conditions=[SLOW, HANGS], progress=SKIPPED),
     )
     for number in (1, 2):
         # The second attempt ends while a rank is suspected.
@@ -109,6 +110,8 @@ def test_the_page_has_all_figures_and_no_name() -> None:
         'disttrain_restarts_total{class="OutOfMemory"} 1.0',
         'disttrain_api_requests_total{code="201",verb="POST"} 1.0',
         "disttrain_stragglers_total 1.0",
+        "disttrain_skipped_steps_total 3.0",
+        "disttrain_roll_backs_total 1.0",
         "disttrain_hang_suspicions_total 1.0",
         "disttrain_hang_suspicions_withdrawn_total 1.0",
         "disttrain_job_to_pods_seconds_count 1.0",

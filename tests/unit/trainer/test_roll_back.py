@@ -48,14 +48,45 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
         *twice(training("spoilt_steps") | {"steps": 6}),
         {"training": training("spoilt_steps")},
     ]
+    at_once = {data: again_and_again(data) for data in DATA}
+    cases |= {f"{data}, at once": [{"training": case}] * 4 for data, case in at_once.items()}
+    cases["stopped"] = [*cases["spoilt_steps, at once"][:3], {"training": at_once["spoilt_steps"], "stop_after": 3}]
+    cases["stopped"] += cases["spoilt_steps, at once"][:1]
+    cases |= {f"{data}, at once, without": [{"training": again_and_again(data, passed_over=(1, 5))}] for data in DATA}
     return run_cases(folder, 1, cases)
+
+
+def again_and_again(data: str, **config: Any) -> dict[str, Any]:
+    """The samples of steps 4 to 6 cannot be used, and no such step is skipped."""
+    case = training(data, first=4, last=6, **config) | {"steps": 5}
+    case["skipSteps"] |= {"mostInRow": 0}
+    return case | {"checkpoint": {"interval": 1, "asynchronous": False}}
+
+
+@pytest.mark.parametrize("case", ["spoilt_steps, at once", "spoilt_rows, at once", "stopped"])
+def test_an_attempt_that_fails_after_a_roll_back_is_followed_by_one_from_an_earlier_checkpoint(
+    alone: dict[str, dict[str, Any]], case: str
+) -> None:
+    """After the first each attempt fails at the samples that it begins with; the fourth has only the checkpoint of
+    step 1 before it, and then a checkpoint of its own."""
+    *failed, last = (alone[case]["errors"][number] for number in (0, 1, 2, -1))
+    begins = "NonFiniteLoss: the gradient of step {} is not used, whose "
+    assert [one.startswith(begins.format(step)) for one, step in zip(failed, (4, 4, 3), strict=True)] == [True] * 3
+    assert last is None
+    assert (alone[case]["report"].step, alone[case]["report"].skipped_steps, alone[case]["report"].roll_backs) == (
+        5,
+        3,
+        3,
+    )
+    data = "spoilt_rows" if "rows" in case else "spoilt_steps"
+    require_same_bits(alone[case]["parameters"], alone[f"{data}, at once, without"]["parameters"])
 
 
 @pytest.mark.parametrize("data", DATA)
 def test_the_next_attempt_trains_as_if_the_samples_were_not_there(alone: dict[str, dict[str, Any]], data: str) -> None:
     first, second = alone[data]["errors"]
     assert first.startswith("NonFiniteLoss: 2 steps in a row have a gradient that is not used, the last of them step 6")
-    assert "the next attempt passes over the samples up to this step; if it fails, too, lower" in first
+    assert "the next attempt passes over the samples up to this step, and should it fail, too, another one" in first
     assert second is None
     assert alone[data]["report"].step == 7
     require_same_bits(alone[data]["parameters"], alone[f"{data}, without"]["parameters"])

@@ -168,6 +168,7 @@ def test_a_loss_that_is_not_finite_belongs_to_its_own_step() -> None:
     reporter, now = Reporter(0, None), [7]
     reporter.follow(lambda: now[0])
     now[0] = 10
+    assert describe(NonFiniteLoss("the next attempt has other samples", step=8, repeats=False)).signature is None
     found = failed(NonFiniteLoss("the loss of step 8 is nan", step=8), reporter)
     assert (found.error, found.step, found.steps_done) == ("NonFiniteLoss", 8, 3)
 

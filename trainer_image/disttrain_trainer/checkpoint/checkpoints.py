@@ -108,14 +108,15 @@ class Checkpoints:
         complete = self._folders.look().complete
         return complete[-1].step if complete else None
 
-    def restore(self, state: State) -> CheckpointReport | None:
-        """Load the latest checkpoint that is complete and sound into `state`; None where there is none.
+    def restore(self, state: State, before: int | None = None) -> CheckpointReport | None:
+        """Load the latest checkpoint that is complete and sound into `state`; None where there is none. before: only
+        those of earlier steps count.
 
         Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit;
         InvalidConfiguration where the state could not come back from a checkpoint.
         """
         self._world.all_or_none(lambda: require_extra_state(state.module))
-        found = latest_sound(self._folders, self._world)
+        found = latest_sound(self._folders, self._world, before)
         if found is None:
             return None
         path = self._folders.folder / found.name

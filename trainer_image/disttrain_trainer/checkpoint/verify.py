@@ -18,15 +18,17 @@ from disttrain_trainer.runtime.files import size_of
 from disttrain_trainer.runtime.mesh import World
 
 
-def latest_sound(folders: StepFolders | ObjectSteps, world: World) -> Step | None:
-    """Return the latest sound checkpoint, None where there is no checkpoint. Called by all ranks together.
+def latest_sound(folders: StepFolders | ObjectSteps, world: World, before: int | None = None) -> Step | None:
+    """Return the latest sound checkpoint, None where there is no checkpoint. Called by all ranks together. before: only
+    those of earlier steps count.
 
     Each file is read by one rank, so that a large checkpoint is verified in parallel. Damaged checkpoints after the
     sound one are set aside, with a line of the log each. Raises CheckpointBroken where all are damaged, and touches
     none of them then: to begin again at step 0 is a decision for a person.
     """
     damaged: list[tuple[Step, str]] = []
-    for found in reversed(world.from_first(lambda: folders.look().complete, list[Step])):
+    complete = world.from_first(lambda: folders.look().complete, list[Step])
+    for found in reversed([one for one in complete if before is None or one.step < before]):
         flaw = flaw_of(folders.folder / found.name, world, found.step)
         if flaw is None:
             for later, why in damaged:

@@ -50,11 +50,16 @@ class StepGuard:
                 "`training.skipSteps.mostInRow`"
             )
             if self._settings.on_most_in_row is OnMostInRow.ROLL_BACK:
-                advice = f"the next attempt passes over the samples up to this step; if it fails, too, {advice}"
+                advice = (
+                    "the next attempt passes over the samples up to this step, and should it fail, too, another one "
+                    f"begins with an earlier checkpoint; if all do, {advice}"
+                )
+            rows = f"{self._in_row} steps in a row have a gradient that is not used, the last of them step {step}"
+            first = f"the gradient of step {step} is not used"
             raise NonFiniteLoss(
-                f"{self._in_row} steps in a row have a gradient that is not used, the last of them step {step}, whose "
-                f"{reason}; {advice}",
+                f"{rows if self._in_row > 1 else first}, whose {reason}; {advice}",
                 step=step,
+                repeats=self._settings.on_most_in_row is OnMostInRow.FAIL,
             )
         return reason
 

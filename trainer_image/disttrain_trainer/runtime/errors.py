@@ -73,6 +73,8 @@ class TrainerError(Exception):
     """Whether all ranks raise it together, having agreed on it; they then leave together, too."""
     from_outside = False
     """Whether the cause lies outside this program, so that the next attempt may well succeed."""
+    repeats = True
+    """Whether the next attempt, at the same step, would meet it in the same way."""
     step: int | None = None
     """The step that caused it, where a later step found it; None: the step at which it was raised."""
 
@@ -148,9 +150,9 @@ class NonFiniteLoss(TrainerError):
     exit_code = ExitCode.NON_FINITE_LOSS
     on_every_rank = True
 
-    def __init__(self, message: str, step: int | None = None) -> None:
+    def __init__(self, message: str, step: int | None = None, *, repeats: bool = True) -> None:
         super().__init__(message)
-        self.step = step
+        self.step, self.repeats = step, repeats
 
 
 class DiskFull(TrainerError):
@@ -217,7 +219,9 @@ def own_errors() -> Iterator[None]:
 def describe(error: BaseException) -> RankError:
     """Return the exit code, reason and message of `error`, for the rank's report."""
     if isinstance(error, TrainerError):
-        signature = None if error.from_outside else signature_of(error.__cause__ or error, error.step)
+        signature = (
+            None if error.from_outside or not error.repeats else signature_of(error.__cause__ or error, error.step)
+        )
         reason = exit_reason(error.exit_code)
         message, unquoted = escaped(str(error)), _unquoted(error)
         return RankError(
