@@ -87,7 +87,7 @@ def build_state(config: Config, world: World) -> State:
     _note_small_data(data, config, world)
     require_memory_to_build(config, world)
     seed_everything(training.seed)
-    if training.model.meta_device:
+    if config.builds_on_meta:
         module = build_on_meta(task.model)
     else:
         module = task.model().to(world.device.torch)
@@ -248,9 +248,9 @@ def parallelise(
         compile_layers(layers or [module])
     if is_sharded(training, world):
         model = shard(module, layers, training, world, experts, in_turn=composes(module))
-        give_values(module, training, world)
+        give_values(module, config, world)
         return model
-    give_values(module, training, world)
+    give_values(module, config, world)
     # Hooks on what is kept are a thread's, and each device has its own.
     around = partial(offload, world.device.torch, training.offload.activations)
     spread = spread_over_devices(module, config.job.parallelism, world, around)

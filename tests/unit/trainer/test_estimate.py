@@ -17,6 +17,7 @@ from tests.unit.trainer.worlds import job, run_ranks
 
 SHARD, CONTEXT, TENSOR = "dataParallelShardDegree", "contextParallelDegree", "tensorParallelDegree"
 EXPERT = {SHARD: 2, "expertParallelDegree": 2}
+STAGES = {"pipelineParallelDegree": 2, "pipeline": {"microbatches": 2}}
 ADAM = {"name": "AdamW", "learningRate": 0.01}
 GPT = {"name": "gpt", "config": {"layers": 3, "heads": 4, "width": 64}}
 UNTIED = {"name": "gpt", "config": {**GPT["config"], "tieWeights": False}}
@@ -310,3 +311,33 @@ def test_the_meter_forgets_what_is_gone_and_sees_what_is_resized() -> None:
         assert meter.live == 12
         del view, other
     assert (meter.live, meter.peak) == (0, 40)
+
+
+FROM_FILES = {"checkpoint": {"initialFrom": "/models/llama"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parallelism", "is_whole"),
+    [
+        ({}, {SHARD: 2}, True),
+        (FROM_FILES, {SHARD: 2}, False),
+        (FROM_FILES, STAGES, False),
+        (FROM_FILES | {"model": UNTIED}, STAGES, True),
+    ],
+    ids=["drawn", "from files", "in stages", "another model"],
+)
+def test_a_transformers_model_is_never_whole_where_its_weights_are_read(
+    changes: dict[str, Any], parallelism: dict[str, Any], is_whole: bool
+) -> None:
+    found = estimated(
+        {**TRAINING, "model": {"name": "transformers", "config": {"config": LLAMA}}, **changes}, 2, parallelism
+    )
+    assert (found.building > 0) is is_whole
+
+
+def test_layers_that_are_timed_are_built_with_their_values() -> None:
+    model = {"name": "transformers", "config": {"config": LLAMA}}
+    for split, on_meta in (("Parameters", True), ("Time", False)):
+        stages = {"pipelineParallelDegree": 2, "pipeline": {"microbatches": 2, "split": split}}
+        given = JobConfig.model_validate(job({**TRAINING, "model": model, **FROM_FILES}, parallelism=stages))
+        assert Config(given, *resolve(given, 2, 1)).builds_on_meta is on_meta

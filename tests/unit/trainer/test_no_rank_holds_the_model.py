@@ -68,7 +68,7 @@ def test_a_rank_reads_its_part_and_one_process_writes_the_whole(folder, shapes, 
     size = sum(4 * math.prod(shape) for shape in shapes.values())
     assert size / 2 > 1.5 * ROOM
     training = {
-        "model": {"name": "transformers", "config": {"config": CONFIG}, "metaDevice": True},
+        "model": {"name": "transformers", "config": {"config": CONFIG}},
         "data": {"name": "synthetic", "config": {"kind": "Tokens", "vocabularySize": 8192, "sequenceLength": 8}},
         "optimizer": {"name": "SGD", "learningRate": 1e-30},
         "steps": 1,

@@ -81,7 +81,7 @@ def estimate(config: Config) -> Estimate:
 
     The model is built, cut and wrapped, and takes a step, as in the job; tensors have shapes alone.
     """
-    on_meta = config.training.model.meta_device
+    on_meta = config.builds_on_meta
     config = _followed(config)
     reason = cannot_follow(config)
     # Here is no GPU. Its kernels without score matrices hold as much as a CPU's.
@@ -164,7 +164,9 @@ def _followed(config: Config) -> Config:
     if is_flushless(config.job.parallelism):
         raise NotFollowedError("PipeDream keeps versions of the parameters for microbatches under way")
     training = config.training
-    changes: dict[str, Any] = {"compile": False, "model": training.model.model_copy(update={"meta_device": False})}
+    model = training.model.model_copy(update={"meta_device": False})
+    # Weights are not read here.
+    changes: dict[str, Any] = {"compile": False, "model": model, "checkpoint": None}
     job = config.job.model_copy(update={"training": training.model_copy(update=changes)})
     return replace(config, job=job)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from disttrain_api.training import Training
 from disttrain_trainer.parallel.tensor import replace_parameter, shared_parameters
 from disttrain_trainer.protocols import offered
+from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.local import local_part
 from disttrain_trainer.runtime.mesh import World
@@ -34,11 +34,11 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def give_values(module: nn.Module, training: Training, world: World) -> None:
+def give_values(module: nn.Module, config: Config, world: World) -> None:
     """Materialise a model that was built on the meta device; nothing otherwise."""
-    if training.model.meta_device:
-        in_host = training.offload.parameters
-        materialise(module, torch.device("cpu") if in_host else world.device.torch, training.seed)
+    if config.builds_on_meta:
+        in_host = config.training.offload.parameters
+        materialise(module, torch.device("cpu") if in_host else world.device.torch, config.training.seed)
 
 
 def materialise(module: nn.Module, device: torch.device, seed: int) -> None:

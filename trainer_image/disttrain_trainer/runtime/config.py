@@ -14,12 +14,12 @@ from disttrain_api.batch import Batch, resolve_batch
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.names import CONFIG_DIR, CONFIG_FILE, TOKEN_FILE, Env
-from disttrain_api.parallelism import DataParallelMode
+from disttrain_api.parallelism import DataParallelMode, PipelineSplit
 from disttrain_api.pipeline import microbatches_of
 from disttrain_api.pod_address import is_loopback
 from disttrain_api.spec import JobSpec, ParameterServers, Workers
 from disttrain_api.storage import Storage
-from disttrain_api.training import Checkpoint, Training
+from disttrain_api.training import Checkpoint, ModelName, Training
 from disttrain_api.validate import spec_problems
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.object_path import ObjectPath, location
@@ -75,6 +75,17 @@ class Config:
         if text is None or self.checkpoint_folder is None:
             return None
         return location(text) if text.startswith("/") or "://" in text else self.checkpoint_folder.parent / text
+
+    @property
+    def builds_on_meta(self) -> bool:
+        """Whether the model is built without memory: where the job asks for that, and a transformers model of which the
+        weights are read from files, so that no rank holds more of it than its part."""
+        model, checkpoint, pipeline = self.training.model, self.training.checkpoint, self.job.parallelism.pipeline
+        from_files = checkpoint is not None and checkpoint.initial_from is not None
+        reads = model.name is ModelName.TRANSFORMERS and from_files
+        # Layers that are timed must have values.
+        timed = pipeline is not None and pipeline.split is PipelineSplit.TIME
+        return model.meta_device or (reads and not timed)
 
     @property
     def saves_in_background(self) -> bool:

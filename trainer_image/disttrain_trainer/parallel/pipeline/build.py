@@ -93,7 +93,7 @@ def build_pipeline(
         for number, stage in stages.items():
             shard(stage, own[number], training, world, experts, in_turn=True)
         retie(module, names, layers)
-    give_values(module, training, world)
+    give_values(module, config, world)
     if is_flushless(parallelism):
         plans = plans_of(parallelism, config.batch)
         versions = {plan.stage: plan.versions for plan in plans}
