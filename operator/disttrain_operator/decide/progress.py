@@ -97,7 +97,9 @@ def _speaks(pod: PodFacts, uid: str) -> bool:
 
 def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
-    reports = [(report, runs) for _, report, runs in _reports(status, observed) if report.total_steps]
+    # Which step ranks that read a checkpoint go on from is known once they have read it.
+    said = ((report, runs) for _, report, runs in _reports(status, observed) if report.total_steps)
+    reports = [(report, runs) for report, runs in said if runs or not _restores(report)]
     if _restarts_in_place(status, observed):
         restores = observed.live is not None and _restores(observed.live.report)
         return _in_phase(status.progress, RankPhase.RESTORING if restores else RankPhase.RESTARTING)
@@ -105,8 +107,7 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         return status.progress if _first_runs(status, observed) else _in_phase(status.progress, None)
     report, runs = reports[-1]
     old = status.progress
-    if old is not None and runs and _restores(report):
-        # At which step they go on is known once they have read it.
+    if old is not None and _restores(report):
         return _in_phase(old, RankPhase.RESTORING)
     remaining = report.remaining_seconds if runs else None
     new = Progress(

@@ -74,6 +74,16 @@ def test_each_roll_back_is_an_event_and_is_counted() -> None:
     assert said(a_report(9, skipped_steps=2**53, roll_backs=2**53))[1] == [Skipped(10_000, 10)], "any agent's number"
 
 
+def test_ranks_that_are_killed_while_they_read_a_checkpoint_take_no_step_back() -> None:
+    world = a_running_world()
+    with_live(world, live_of(world, a_report(40, loss=0.5)))
+    restoring = a_report(0).model_copy(update={"phase": "Restoring"})
+    with_live(world, live_of(world, restoring))
+    assert (progress(world).step, progress(world).phase) == (40, "Restoring")
+    world.end(0, 137, report=PodReport(progress=restoring)).settle()
+    assert (progress(world).step, progress(world).loss) == (40, 0.5)
+
+
 def test_the_time_of_the_last_step_comes_with_it_and_stays_until_another_one_is_logged() -> None:
     world = a_running_world()
     with_live(world, live_of(world, a_report(5, step_time="2026-01-01T12:00:05Z")))
