@@ -44,6 +44,15 @@ def serve(kubectl: Kubectl) -> None:
     kubectl("wait", "pod", SERVER, "--for=condition=Ready", "--timeout=120s", timeout=150)
 
 
+def serve_data(kubectl: Kubectl) -> None:
+    """Have a server of samples, and a name for it."""
+    kubectl("create", "configmap", "served-data", f"--from-file={Path(served_data.__file__)}")
+    port = {"port": served_data.PORT}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVER}}
+    kubectl.apply(service | {"spec": {"selector": {"app": SERVER}, "ports": [port], "clusterIP": "None"}})
+    serve(kubectl)
+
+
 def a_job(**spec: Any) -> dict[str, Any]:
     template = {"volumes": [{"name": USER_CODE, "configMap": {"name": "served-data"}}]}
     data = {"entrypoint": "served_data:images", "config": {"seconds": None, "host": SERVER}}
@@ -51,11 +60,7 @@ def a_job(**spec: Any) -> dict[str, Any]:
 
 
 def test_a_job_outlives_its_data_server_and_one_that_is_silent_is_a_hang_in_its_samples(kubectl: Kubectl) -> None:
-    kubectl("create", "configmap", "served-data", f"--from-file={Path(served_data.__file__)}")
-    port = {"port": served_data.PORT}
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVER}}
-    kubectl.apply(service | {"spec": {"selector": {"app": SERVER}, "ports": [port], "clusterIP": "None"}})
-    serve(kubectl)
+    serve_data(kubectl)
     kubectl.apply(a_job(runPolicy={"progressDeadlineSeconds": 60, "maxRestarts": 100}))
     train_until_a_checkpoint(kubectl, "served")
 
@@ -74,4 +79,34 @@ def test_a_job_outlives_its_data_server_and_one_that_is_silent_is_a_hang_in_its_
     assert "served_data.py" in found["message"], found
     kubectl("exec", SERVER, "--", "python3", "-c", SIGNAL_IT, CONTINUE)
     checkpoint(kubectl, "served", at_least=kept + 20)
+    end_soon(kubectl, "served")
+
+
+def test_ranks_that_restart_in_place_outlive_their_data_server_in_their_pods(kubectl: Kubectl) -> None:
+    serve_data(kubectl)
+    policy = {"restartStrategy": "InPlace", "progressDeadlineSeconds": 60, "maxRestarts": 100}
+    kubectl.apply(a_job(runPolicy=policy | {"restartBackoffSeconds": 1}))
+    train_until_a_checkpoint(kubectl, "served")
+    uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in kubectl.pods("served")}
+
+    def restarted(than: int) -> dict[str, Any] | None:
+        (attempt,) = kubectl.status("served")["attempts"]
+        return attempt if attempt.get("restartsInPlace", 0) > than else None
+
+    kubectl("delete", "pod", SERVER)
+    found = kubectl.until(lambda: restarted(0), "the ranks start again", job="served")
+    assert "served_data.py" in found["lastRestartInPlace"], found
+    kept = checkpoint(kubectl, "served")
+    serve(kubectl)
+    kept = checkpoint(kubectl, "served", at_least=kept + 20)
+
+    (attempt,) = kubectl.status("served")["attempts"]
+    kubectl("exec", SERVER, "--", "python3", "-c", SIGNAL_IT, STOP)
+    found = kubectl.until(lambda: restarted(attempt["restartsInPlace"]), "the hang is found", job="served")
+    assert "progressDeadlineSeconds" in found["lastRestartInPlace"], found
+    assert "served_data.py" in found["lastRestartInPlace"], found
+    kubectl("exec", SERVER, "--", "python3", "-c", SIGNAL_IT, CONTINUE)
+    checkpoint(kubectl, "served", at_least=kept + 20)
+    assert {one["metadata"]["name"]: one["metadata"]["uid"] for one in kubectl.pods("served")} == uids
+    assert (kubectl.status("served")["attempt"], kubectl.status("served")["restarts"]) == (1, 0)
     end_soon(kubectl, "served")

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,6 +133,7 @@ def test_a_storage_that_does_not_answer_has_no_signature(error: OSError) -> None
     """An outage of a server that outlasts one restart must not end the job as a failure that comes again exactly."""
     found = describe(raised_by("my_data", error))
     assert (found.reason, found.signature) == ("RankFailed", None)
+    assert re.fullmatch(rf"{type(error).__name__} at \S*:\d+", found.unquoted or ""), "where it was raised is said"
 
 
 def failed(error: BaseException, reporter: Reporter) -> FailureSignature:

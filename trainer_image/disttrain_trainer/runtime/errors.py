@@ -37,7 +37,7 @@ from disttrain_api.names import ExitCode, Reason, exit_reason
 from disttrain_api.program_log import lost_a_peer
 from disttrain_api.report import MAX_SENTENCE, RankError, left
 from disttrain_api.structural import shorten
-from disttrain_trainer.runtime.signature import raised_in, signature_of
+from disttrain_trainer.runtime.signature import origin_of, raised_in, signature_of
 
 _OUTAGES = frozenset(
     (
@@ -241,6 +241,9 @@ def describe(error: BaseException) -> RankError:
     # What may pass without a change to the program must not end the job when it comes a second time.
     passing = (isinstance(error, OSError) and does_not_answer(error)) or lost_reader(error)
     signature = None if passing else signature_of(error)
+    if passing and (place := origin_of(error).place) is not None:
+        # Who reads it wants to know where, whether or not it is compared.
+        unquoted = f"{unquoted} at {place}"
     return RankError(exit_code=1, reason=Reason.RANK_FAILED, message=message, unquoted=unquoted, signature=signature)
 
 
