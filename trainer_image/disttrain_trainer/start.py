@@ -1,5 +1,7 @@
 """Start of a loop: the checkpoint or the survivor that it resumes from, and its metrics."""
 
+from typing import Any
+
 from disttrain_api.report import RankPhase
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
@@ -29,7 +31,7 @@ def open_checkpoints(
     if config.checkpoint_folder is None:
         log_first_rank(world, "no storage: no checkpoints are written, a restart begins at step 0")
         resumed = resume(config, world, state, memory, lambda: None)
-        reporter.update(phase=RankPhase.STARTING, step=state.step, began=state.step)
+        _report_begin(reporter, state)
         return None, resumed
     settings = config.training.checkpoint or Checkpoint()
     require_figure(settings, state.task, state.data)
@@ -53,11 +55,14 @@ def open_checkpoints(
     if latest is None and resumed is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
         log_first_rank(world, f"weights from {source}")
-    roll_backs = None if mark is None else mark.count
-    reporter.update(
-        phase=RankPhase.STARTING, step=state.step, began=state.step, checkpoint=latest, roll_backs=roll_backs
-    )
+    _report_begin(reporter, state, checkpoint=latest, roll_backs=None if mark is None else mark.count)
     return checkpoints, resumed
+
+
+def _report_begin(reporter: Reporter, state: State, **changes: Any) -> None:
+    """Report where this life of the rank goes on, with all counts, so that none seems to begin anew."""
+    skipped = None if state.guard is None else state.guard.skipped
+    reporter.update(phase=RankPhase.STARTING, step=state.step, began=state.step, skipped_steps=skipped, **changes)
 
 
 def start_metrics(config: Config, world: World, state: State, reporter: Reporter, strategy: Strategy) -> Metrics:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -20,6 +20,7 @@ from disttrain_agent.checkpoint_request import checkpoint_request_file
 from disttrain_api.jobconfig import JobConfig
 from disttrain_api.mesh import Mesh
 from disttrain_api.pipeline import output_index
+from disttrain_api.report import RankReport
 from disttrain_trainer.checkpoint.compatibility import extra_state_in
 from disttrain_trainer.checkpoint.storage import StepFolders
 from disttrain_trainer.metrics.report import Reporter
@@ -61,6 +62,16 @@ class AskAfter(StopRequest):
         if self._left == -1:
             os.utime(self._file, ns=(1, 1))
         return False
+
+
+class Recorded(Reporter):
+    """Keeps the report with which this rank began to take steps."""
+
+    first: RankReport | None = None
+
+    def follow(self, step: Callable[[], int]) -> None:
+        super().follow(step)
+        self.first = self.report
 
 
 def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
@@ -150,11 +161,12 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
     parameters: dict[str, torch.Tensor] = {}
     gradients: dict[str, torch.Tensor] = {}
     figures: dict[str, Any] = {}
+    began: list[RankReport | None] = []
     for attempt, run in enumerate(runs, start=1):
         stop: StopRequest = StopAfter(run.get("stop_after"))
         if "ask_after" in run and world.rank == world.size - 1:
             stop = AskAfter(run["ask_after"], folder / f"reports-{world.rank}")
-        reporter = Reporter(world.rank, folder / f"reports-{world.rank}")
+        reporter = Recorded(world.rank, folder / f"reports-{world.rank}")
         try:
             config = config_of(folder, run, attempt)
             with first_gradients() as first:
@@ -176,10 +188,11 @@ def run_case(folder: Path, runs: list[dict[str, Any]], world: World) -> None:
                 "saved": StepFolders(folder / "test").complete(),
                 "searches": getattr(state.model, "find_unused_parameters", None),
             }
+        began.append(reporter.first)
     if world.first:
         folder.mkdir(exist_ok=True)
         held = {"parameters": parameters, "gradients": gradients}
-        result = {"errors": errors, **held, "report": reporter.report, **figures}
+        result = {"errors": errors, **held, "report": reporter.report, "began": began, **figures}
         # Whole or not there: who finds the world dead takes what it has.
         torch.save(result, folder / "unfinished.pt")
         (folder / "unfinished.pt").rename(folder / "result.pt")

@@ -78,6 +78,10 @@ def test_an_attempt_that_fails_after_a_roll_back_is_followed_by_one_from_an_earl
         3,
         3,
     )
+    first, *others = alone[case]["began"][:4]
+    assert (first.began, first.skipped_steps, first.roll_backs) == (0, 0, None)
+    found = [(one.began, one.skipped_steps, one.roll_backs) for one in others]
+    assert found == [(3, 1, 1), (2, 2, 2), (1, 3, 3)], "who reads the counts sees none of them twice"
     data = "spoilt_rows" if "rows" in case else "spoilt_steps"
     require_same_bits(alone[case]["parameters"], alone[f"{data}, at once, without"]["parameters"])
 

@@ -352,7 +352,8 @@ def run_cases(
     or "ask_after": step, when the last rank is asked for a checkpoint}.
     Result of a case: "parameters" of the last run and "gradients" of its first step, "metrics" (lines of all runs),
     "errors" (one or None per run), "scale" (of the loss), "fused" (of each group of the optimizer, whether one kernel
-    updates it), "held" (where the parameters were) and "saved" (steps of the checkpoints that there are).
+    updates it), "began" (of each run, the report before its first step), "held" (where the parameters were) and "saved"
+    (steps of the checkpoints that there are).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
