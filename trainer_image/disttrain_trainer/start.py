@@ -54,6 +54,9 @@ def open_checkpoints(
         )
     if latest is None and resumed is None and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
+        if state.replicas is not None:
+            # They keep the model from which they begin.
+            state.replicas.set_out()
         log_first_rank(world, f"weights from {source}")
     _report_begin(reporter, state, checkpoint=latest, roll_backs=None if mark is None else mark.count)
     return checkpoints, resumed

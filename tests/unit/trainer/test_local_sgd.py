@@ -4,12 +4,14 @@ import math
 from functools import cache, partial
 
 import pytest
+from safetensors.torch import save_file
 import torch
 
 from tests.soak import SOAK
 from tests.unit.trainer import local_workers
 from tests.unit.trainer.comparisons import HELD_OUT_LOSS, LOSS, require_same, require_same_bits, series, stored
 from tests.unit.trainer.local_workers import bmuf, diloco, hierarchical, local_sgd, named, simulate
+from tests.unit.trainer.user_code import double_mlp
 from tests.unit.trainer.worlds import WORLDS_WITHIN_SECONDS, run_cases, small, user
 
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
@@ -294,3 +296,16 @@ def test_the_simulation_of_one_worker_is_plain_sgd():
     assert sum(value.numel() for value in model.parameters()) == workers.mean().numel()
     summed = simulate(3, optimizer_of(MOMENTUM), STEPS, local_sgd(1, STEPS, begin=STEPS), summed_steps=STEPS)
     assert torch.allclose(workers.mean(), summed.mean(), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("parallelism", [of_local_sgd(period=1, outerOptimizer={}), of_bmuf(period=1)])
+def test_replicas_begin_with_weights_that_are_read(tmp_path, parallelism):
+    """Red where the model that they come back to is the one that was drawn."""
+    weights = {name: value + 1.0 for name, value in double_mlp().state_dict().items()}
+    save_file(weights, tmp_path / "weights.safetensors")
+    nothing = {"name": "SGD", "learningRate": 1e-30}
+    given = {"checkpoint": {"initialFrom": str(tmp_path / "weights.safetensors")}}
+    cases = {"read": [{"training": training(nothing, **given), "parallelism": parallelism}]}
+    found = run_cases(tmp_path / "cases", 2, cases)["read"]
+    assert found["errors"] == [None]
+    require_same(found["parameters"], weights, 1e-10)
