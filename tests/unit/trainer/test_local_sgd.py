@@ -4,8 +4,8 @@ import math
 from functools import cache, partial
 
 import pytest
-from safetensors.torch import save_file
 import torch
+from safetensors.torch import save_file
 
 from tests.soak import SOAK
 from tests.unit.trainer import local_workers

@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_what_comes_from_outside_has_no_signature(kind: type[Exception]) -> None
     assert describe(kind("somebody else")).signature is None
 
 
-def raised_by(module: str, error: Exception) -> BaseException:
+def raised_by(module: str, error: BaseException) -> BaseException:
     """The error as it comes from a frame of this module, by way of the standard library."""
     source = "import functools\ndef fail(): raise error\nfunctools.reduce(lambda *_: fail(), [1, 2])"
     code = compile(source, module, "exec")
@@ -122,18 +123,38 @@ def test_a_lost_connection_between_ranks_is_a_lost_peer_without_a_signature(modu
     assert (found.reason, found.signature) == ("PeerLost", None)
 
 
-def test_a_connection_of_the_users_own_code_is_no_peer() -> None:
-    found = describe(raised_by("my_data", ConnectionError("no route to the label server")))
-    assert found.reason == "RankFailed"
-    assert found.signature is not None, "it may come again exactly"
+class LibraryError(Exception):
+    """How a library says that a server does not answer."""
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), StoreError(None, "no endpoint")])
-def test_a_storage_that_does_not_answer_has_no_signature(error: OSError) -> None:
+def wrapped(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+OUTAGES = [
+    OSError(errno.ESTALE, "Stale file handle"),
+    StoreError(None, "no endpoint"),
+    ConnectionError("no route to the label server"),
+    socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+    TimeoutError("timed out"),
+    wrapped(
+        LibraryError("max retries"), wrapped(OSError("new connection"), ConnectionRefusedError(errno.ECONNREFUSED))
+    ),
+]
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
+def test_a_server_that_does_not_answer_has_no_signature(error: BaseException) -> None:
     """An outage of a server that outlasts one restart must not end the job as a failure that comes again exactly."""
     found = describe(raised_by("my_data", error))
     assert (found.reason, found.signature) == ("RankFailed", None)
     assert re.fullmatch(rf"{type(error).__name__} at \S*:\d+", found.unquoted or ""), "where it was raised is said"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "no such file"), KeyError("label"), OSError("odd")])
+def test_what_comes_again_exactly_has_one(error: Exception) -> None:
+    assert describe(raised_by("my_data", error)).signature is not None
 
 
 def failed(error: BaseException, reporter: Reporter) -> FailureSignature:

@@ -26,6 +26,7 @@ CallbackFailed                  no TrainerError: code of the user raised, with w
 # ruff: noqa: N818 - an error is named like its exit code, and so like the reason a user reads
 
 import errno
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,9 +56,25 @@ class StoreError(OSError):
     """An object store, or the way to it, failed."""
 
 
+_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
+_MOST_CAUSES = 10
+"""Exceptions of which one is the cause of the other that are looked at."""
+
+
 def does_not_answer(error: OSError) -> bool:
     """Return whether a storage that does not answer, or a machine without means, is the cause; it may pass."""
     return isinstance(error, StoreError) or error.errno in _OUTAGES
+
+
+def from_an_outage(error: BaseException) -> bool:
+    """Return whether a server that does not answer, or has no address, is the cause; it may pass."""
+    last: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if isinstance(last, _NETWORK) or (isinstance(last, OSError) and does_not_answer(last)):
+            return True
+        # Libraries raise exceptions of their own from that of a socket.
+        last = None if last is None else last.__cause__ or last.__context__
+    return False
 
 
 def lost_reader(error: BaseException) -> bool:
@@ -239,7 +256,7 @@ def describe(error: BaseException) -> RankError:
         message = escaped(str(error))
         unquoted, error = _unquoted(error) or message, error.__cause__ or error
     # What may pass without a change to the program must not end the job when it comes a second time.
-    passing = (isinstance(error, OSError) and does_not_answer(error)) or lost_reader(error)
+    passing = from_an_outage(error) or lost_reader(error)
     signature = None if passing else signature_of(error)
     if passing and (place := origin_of(error).place) is not None:
         # Who reads it wants to know where, whether or not it is compared.
