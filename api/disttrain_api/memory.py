@@ -63,11 +63,13 @@ def builtin_size(training: Training) -> ModelSize | None:
     return None if isinstance(config, TransformersConfig) else ModelSize.of(parameters_of(config))
 
 
-def least_memory(size: ModelSize, training: Training, mesh: Mesh, mode: DataParallelMode) -> LeastMemory:
+def least_memory(
+    size: ModelSize, training: Training, mesh: Mesh, mode: DataParallelMode, *, on_meta: bool | None = None
+) -> LeastMemory:
     """Return the memory that ranks with this mesh need for a model of this size. mesh: with parameter servers that of
-    one worker."""
+    one worker. on_meta: whether no rank holds the whole model; None: as the field says."""
     state = size.trained_bytes * _states_of(training.optimizer)
-    whole = 0 if training.model.meta_device else size.bytes
+    whole = 0 if (training.model.meta_device if on_meta is None else on_meta) else size.bytes
     share = mesh.of_parameters.shard * mesh.pipeline * mesh.tensor
     if mode is DataParallelMode.PARAMETER_SERVER:
         # Workers let go of gradients as they are pushed.

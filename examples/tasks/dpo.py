@@ -1,8 +1,8 @@
 """Direct preference optimisation (Rafailov et al. 2023, "Direct Preference Optimization", equation 7): the model learns
 to prefer one of two answers, without a reward model.
 
-The reference is the model as it begins: with LoRA it is the model without its adapters, otherwise a frozen copy, which
-every rank holds whole.
+The reference is the model as it begins, as `path` has it: with LoRA it is the model without its adapters, otherwise a
+frozen copy, which every rank holds whole.
 """
 
 import copy
@@ -69,6 +69,9 @@ class Dpo:
         self.adapters = [part for part in policy.modules() if isinstance(part, LoraLinear)]
         self.reference = None if self.adapters else copy.deepcopy(policy)
         return policy
+
+    def own_weights(self) -> str:
+        return "`path` in `training.task.config`"
 
     def transformers_config(self) -> TransformersConfig:
         return self.config

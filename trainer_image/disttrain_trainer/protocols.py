@@ -258,6 +258,14 @@ class OffersTransformersConfig(Protocol):
         """Return what the model was built of, with its adapters."""
 
 
+class OffersOwnWeights(Protocol):
+    """A task whose model begins with weights of which the task has made something else by then, such as a reference:
+    `training.checkpoint.initialFrom`, which would give others to the model alone, is refused."""
+
+    def own_weights(self) -> str:
+        """Return what names these weights, for the sentence that refuses the field."""
+
+
 # --- callbacks -------------------------------------------------------------------------------------------------------
 
 

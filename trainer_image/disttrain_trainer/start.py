@@ -3,7 +3,7 @@
 from typing import Any
 
 from disttrain_api.report import RankPhase
-from disttrain_api.training import Checkpoint
+from disttrain_api.training import Checkpoint, ModelName
 from disttrain_trainer.checkpoint.checkpoints import Checkpoints
 from disttrain_trainer.checkpoint.retention import require_figure
 from disttrain_trainer.checkpoint.weights import load_weights
@@ -52,7 +52,13 @@ def open_checkpoints(
         log_first_rank(
             world, f"nothing to do: {state.step} steps are done, and `training.steps` is {config.training.steps}"
         )
-    if latest is None and resumed is None and config.initial_weights is not None:
+    fresh = latest is None and resumed is None
+    if fresh and config.initial_weights is None and config.training.model.name is ModelName.TRANSFORMERS:
+        log_first_rank(
+            world,
+            "the model begins with random numbers: `training.checkpoint.initialFrom` would read weights from files",
+        )
+    if fresh and config.initial_weights is not None:
         source = load_weights(state.module, config.initial_weights, world)
         if state.replicas is not None:
             # They keep the model from which they begin.

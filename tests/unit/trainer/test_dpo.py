@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from disttrain.main import main
+from disttrain_api.training import Training
 from disttrain_trainer.losses import IGNORED
+from disttrain_trainer.runtime.errors import InvalidConfiguration
+from disttrain_trainer.tasks.build import build_task
 from examples.tasks.contrastive import Contrastive
 from tests.builders import a_manifest
 from tests.chats import CHATML, VOCABULARY, words, write_chats, write_tokenizer
@@ -210,3 +213,10 @@ def test_a_task_that_does_not_say_of_what_its_model_is_built_is_named(storage, t
 class SaysNothing(Contrastive):
     def transformers_config(self):
         return {"model_type": "llama"}
+
+
+def test_weights_that_the_reference_would_not_have_are_refused(folder):
+    task = {"entrypoint": "examples.tasks.dpo:Dpo", "config": config(folder)}
+    given = {"task": task, "checkpoint": {"initialFrom": "/models/sft"}, "steps": 1, "microBatchSize": 1}
+    with pytest.raises(InvalidConfiguration, match=r"initialFrom.*Dpo has made more.*name them by `path` in"):
+        build_task(Training.model_validate(given))

@@ -1,6 +1,8 @@
 """Sizes of models that are counted and sizes of models that are built are the same; what cannot fit is refused."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttrain_api.builtin import model_config
+from disttrain_api.jobconfig import JobConfig
 from disttrain_api.memory import ModelSize, builtin_size
+from disttrain_api.mesh import Mesh
 from disttrain_api.names import ExitCode
 from disttrain_api.training import Training
-from disttrain_trainer.checks.model_memory import size_of
+from disttrain_trainer.checks import model_memory
+from disttrain_trainer.checks.model_memory import require_memory_to_train, size_of
+from disttrain_trainer.runtime.config import Config, resolve
+from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.runtime.host_limits import memory_available, memory_limit
 from disttrain_trainer.tasks.supervised import build_model
 from tests.unit.trainer.worlds import job, run_ranks
@@ -86,6 +93,24 @@ def test_a_model_that_cannot_fit_is_refused_in_one_sentence(tmp_path: Path, name
         assert rank.code == ExitCode.INVALID_CONFIGURATION, rank.err
         assert "parameters, for which the ranks of this pod (2) need at least" in rank.error.message
         assert "Traceback" not in rank.err
+
+
+def test_a_model_whose_weights_are_read_need_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a transformers model each rank holds its part alone, also without `metaDevice`."""
+    module = torch.nn.Linear(1000, 1000, bias=False)
+    world = SimpleNamespace(mesh=Mesh(shard=4), device=SimpleNamespace(computes_on_host=False))
+    monkeypatch.setattr(model_memory, "memory_limit", lambda: 3_000_000)
+    described = {
+        "model": {"name": "transformers", "config": {"path": "/models/llama"}},
+        "data": TOKENS,
+        "steps": 1,
+        "microBatchSize": 1,
+    }
+    for checkpoint in (None, {"initialFrom": "/models/llama"}):
+        parsed = JobConfig.model_validate(job({**described, "checkpoint": checkpoint}))
+        config = Config(parsed, *resolve(parsed, 1, 1))
+        with nullcontext() if checkpoint else pytest.raises(InvalidConfiguration, match="need at least"):
+            require_memory_to_train(module, config, world)
 
 
 MEMINFO = "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 0 kB\n"

@@ -1,9 +1,12 @@
 """Parameters on servers: what workers push, and that they compute together with the servers what one process does."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.unit.trainer.comparisons import ACCURACY, LOSS, require_same, require_same_figures, series
 from tests.unit.trainer.server_cases import run_server_cases
+from tests.unit.trainer.user_code import half_frozen
 from tests.unit.trainer.worlds import run_cases, small, user
 
 EVERY_STEP = {"logging": {"interval": 1, "tensorBoard": False}}
@@ -126,3 +129,18 @@ def test_bytes_of_a_push(two_workers, name):
     assert sent
     assert {one % expected for one in sent} == {0}
     assert max(sent) in (expected, 2 * expected)
+
+
+def test_what_is_not_trained_is_that_of_the_weights_on_every_worker(tmp_path):
+    """Red where the leader alone reads it: servers hold what is trained."""
+    torch.manual_seed(5)
+    weights = {name: torch.randn_like(value) for name, value in half_frozen().state_dict().items()}
+    save_file(weights, tmp_path / "weights.safetensors")
+    case = small(
+        model=user("half_frozen"), checkpoint={"initialFrom": str(tmp_path / "weights.safetensors")}, **EVERY_STEP
+    )
+    runs = [{"training": case, "settings": {}, "servers": 1, "dataParallel": {}}]
+    one = run_cases(tmp_path / "one", 1, {"case": runs})["case"]
+    two = run_server_cases(tmp_path / "two", 2, {"case": runs})["case"]
+    assert series(two) == pytest.approx(series(one), rel=1e-10)
+    require_same(two["parameters"], one["parameters"], 1e-10)

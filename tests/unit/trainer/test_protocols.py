@@ -48,6 +48,7 @@ OFFERED: dict[type, Callable[[], Any]] = {
     protocols.OffersOptimizer: Contrastive,
     protocols.OffersEvaluation: Distillation,
     protocols.OffersTransformersConfig: lambda: Dpo.__new__(Dpo),
+    protocols.OffersOwnWeights: lambda: Dpo.__new__(Dpo),
     protocols.OffersStart: lambda: TailAverage(begin=1),
     protocols.OffersStep: lambda: TailAverage(begin=1),
     protocols.OffersEvaluationDone: lambda: Best(figure="accuracy"),

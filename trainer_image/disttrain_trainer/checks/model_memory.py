@@ -34,7 +34,8 @@ def size_of(module: nn.Module) -> ModelSize:
 
 
 def _require(size: ModelSize, name: str, config: Config, world: World) -> None:
-    least = least_memory(size, config.training, world.mesh, config.job.parallelism.data_parallel.mode)
+    mode = config.job.parallelism.data_parallel.mode
+    least = least_memory(size, config.training, world.mesh, mode, on_meta=config.builds_on_meta)
     limit, ranks = memory_limit(), config.local_world_size
     needed = _in_host(least, config, world, ranks)
     if limit is not None and needed > limit:

@@ -16,6 +16,7 @@ import torch
 
 from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.storage import newest_seen
+from disttrain_trainer.checkpoint.weights import load_weights
 from disttrain_trainer.checks.cut_errors import explaining_cuts
 from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
@@ -137,6 +138,9 @@ def follow(config: Config, world: World, reporter: Reporter, stop: StopRequest) 
     config: of the job. world: of this worker's ranks. The State holds the parameters pulled last.
     """
     state = build_worker_state(config, world)
+    if config.initial_weights is not None and not all(one.requires_grad for one in state.module.parameters()):
+        # Servers hold what is trained. The rest never changes, so it is that of the files in every attempt.
+        load_weights(state.module, config.initial_weights, world)
     worker = connect(config, world, state, lambda: stop.requested)
     stop.loop_started(config.grace_seconds)
     try:

@@ -8,4 +8,7 @@ from disttrain_trainer.tasks.supervised import Supervised
 
 def build_task(training: Training) -> RunnableTask:
     """The user's task, else the built-in one. Raises InvalidConfiguration or EntrypointNotImportable."""
-    return Supervised(training) if training.task is None else OwnedTask(training.task, training.optimizer)
+    if training.task is None:
+        return Supervised(training)
+    initial_from = None if training.checkpoint is None else training.checkpoint.initial_from
+    return OwnedTask(training.task, training.optimizer, initial_from)

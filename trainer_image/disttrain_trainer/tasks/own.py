@@ -35,8 +35,9 @@ class OwnedTask:
     has_figures = True
     pads = False
 
-    def __init__(self, settings: OwnTask, optimizer: Optimizer) -> None:
-        """Raises InvalidConfiguration where what the entry point returns is no task."""
+    def __init__(self, settings: OwnTask, optimizer: Optimizer, initial_from: str | None = None) -> None:
+        """Raises InvalidConfiguration where what the entry point returns is no task, or one that does not begin with
+        weights from elsewhere (initial_from)."""
         self._settings = optimizer
         self._name = settings.entrypoint
         self._task = call_entrypoint(_FIELD, settings.entrypoint, settings.config)
@@ -45,6 +46,13 @@ class OwnedTask:
             raise InvalidConfiguration(
                 f"`{_FIELD}.entrypoint`: {self._name} returned a {type(self._task).__name__} without "
                 f"{' and '.join(missing)}: a task offers these (disttrain_trainer.protocols.Task)"
+            )
+
+        own = offered(self._task, "own_weights")
+        if initial_from is not None and own is not None:
+            raise InvalidConfiguration(
+                f"`training.checkpoint.initialFrom`: the task {self._name} has made more than its model of the weights "
+                f"with which that begins, and would not know of others: remove the field, and name them by {own()}"
             )
 
     def model(self) -> nn.Module:
