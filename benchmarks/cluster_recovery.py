@@ -89,12 +89,12 @@ class Gang:
 
     def kill_rank(self) -> float:
         """Kill rank 1; returns when."""
-        return float(self._run(self.pod(1), KILL_THE_RANK))
+        return float(self.run(self.pod(1), KILL_THE_RANK))
 
     def has_zygotes(self) -> None:
         """Return when each pod has its zygote."""
         pods = [self.pod(index) for index in range(2)]
-        until(lambda: all(self._run(pod, HAS_A_ZYGOTE).strip() == "True" for pod in pods), "the zygotes are ready")
+        until(lambda: all(self.run(pod, HAS_A_ZYGOTE).strip() == "True" for pod in pods), "the zygotes are ready")
 
     def lose_pod(self, worker: int) -> float:
         """Delete a worker's pod by force; returns when."""
@@ -133,7 +133,8 @@ class Gang:
         lost = [entry["checkpointStep"] for entry in attempt.get("replacements", []) if "checkpointStep" in entry]
         return "checkpoint" in found and found["checkpoint"]["step"] > max(lost, default=0)
 
-    def _run(self, pod: str, script: str) -> str:
+    def run(self, pod: str, script: str) -> str:
+        """Return what a Python script prints in a pod."""
         return str(
             stream(
                 self._core.connect_get_namespaced_pod_exec,

@@ -123,13 +123,16 @@ class Job:
         return {}
 
     def below(self) -> list[psutil.Process]:
-        """All processes below the runner."""
-        return list(self._process.children(recursive=True))
+        """All processes below the runner; none where it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return list(self._process.children(recursive=True))
+        return []
 
     def end(self) -> None:
         """Nothing of it is left."""
         below = self.below()
-        self._process.kill()
+        with suppress(psutil.NoSuchProcess):
+            self._process.kill()
         self._process.wait()
         psutil.wait_procs(below, PATIENCE_SECONDS)
 
