@@ -18,7 +18,7 @@ class SamplesConfig(ApiModel):
     """Prompts that the model continues at each evaluation; the texts are in the log and in `samples.jsonl`."""
 
     prompts: Annotated[list[Prompt], Field(min_length=1, max_length=16)]
-    """Texts, tokenised without special tokens other than those that they spell out."""
+    """Texts. Each begins with the special tokens that the tokenizer puts before a text, if it does not spell them."""
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 64
     """The most tokens after a prompt. A text also ends at the end-of-sequence token of the tokenizer or the model."""
     tokenizer: Path | None = None

@@ -20,6 +20,7 @@ from tools.cluster.locks import exclusive
 from tools.cluster.paths import REPOSITORY
 
 pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
 
 VERSION = "0.4.13"
@@ -91,13 +92,26 @@ def judged(harness: Path, folder: Path, model: Path, name: str) -> dict[str, flo
     return {figure: found[f"{figure},none"] for figure in FIGURES}
 
 
-def test_the_harness_finds_what_an_evaluation_has_found(tmp_path, harness):
+def begin_texts(tokenizer: Path) -> None:
+    """Have a tokenizer put a token before each text, as Llama's does."""
+    library = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    special = [("<s>", library.token_to_id("<s>"))]
+    template = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=special)
+    library.post_processor = tokenizers.processors.Sequence([library.post_processor, template])
+    library.save(str(tokenizer / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["the text alone", "a token before the text"])
+def test_the_harness_finds_what_an_evaluation_has_found(tmp_path, harness, begins):
     tokenizer = write_tokenizer(tmp_path / "tokenizer", CHATML)
+    if begins:
+        begin_texts(tokenizer)
     settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
     # As the library writes it; without it the class of the model's own tokenizer is taken.
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(settings))
-    questions = write_chats(tmp_path / "words.jsonl", [question(number) for number in range(QUESTIONS)])
+    asked = [*map(question, range(QUESTIONS)), question(QUESTIONS) | {"context": ""}]
+    questions = write_chats(tmp_path / "words.jsonl", asked)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "words.yaml").write_text(task_of("words", questions))
 

@@ -1,8 +1,9 @@
 """Questions with several choices, from JSON Lines files, as rows of tokens: a context with one of its choices.
 
 What is tokenised, and what counts as a choice's tokens, is lm-evaluation-harness's: a context and its choice are
-tokenised as one text without special tokens, and what is longer than the tokens of the context alone is the choice's.
-White space at the end of a context belongs to its choices.
+tokenised as one text, which begins with the special tokens that the tokenizer puts there, and what is longer than the
+tokens of the context alone is the choice's. White space at the end of a context belongs to its choices. An empty
+context is the token that begins a text, or else the one that ends it.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ def _task(name: str, path: Path, codec: Codec, delimiter: str, longest: int) -> 
         context = question.context.rstrip()
         ends = [question.context[len(context) :] + delimiter + choice for choice in question.choices]
         (start, *found) = codec.encode([context, *(context + end for end in ends)])
+        if not len(start):
+            start, found = _after_nothing(question.place, found, codec.begin)
         for number, row in enumerate(found):
             if len(row) <= len(start):
                 raise _error(
@@ -147,6 +150,18 @@ def _task(name: str, path: Path, codec: Codec, delimiter: str, longest: int) -> 
     return ChoiceTask(name, questions, rows, contexts)
 
 
+def _after_nothing(place: str, rows: list[Tokens], begin: int | None) -> tuple[Tokens, list[Tokens]]:
+    """Return the tokens of a context that has none of its own, and its rows with them."""
+    if begin is None:
+        raise _error(
+            place,
+            "`context` has no token, and without a tokenizer's `bos_token` or `eos_token` none stands for it: give a "
+            "text that is not empty",
+        )
+    start = np.array([begin], np.int32)
+    return start, [row if row[:1].tolist() == [begin] else np.concatenate((start, row)) for row in rows]
+
+
 def _read(name: str, path: Path) -> Iterator[Question]:
     try:
         for number, line in numbered_lines(path, MAX_LINE_BYTES):
@@ -166,8 +181,8 @@ def _question(place: str, line: bytes) -> Question:
     if not isinstance(value, dict):
         raise _error(place, "it is no object with `context`, `choices` and `answer`")
     context, choices, answer = (value.get(field) for field in ("context", "choices", "answer"))
-    if not isinstance(context, str) or not context.strip():
-        raise _error(place, "`context` must be a text that is not empty")
+    if not isinstance(context, str):
+        raise _error(place, "`context` must be a text")
     if not isinstance(choices, list) or not 2 <= len(choices) <= MAX_CHOICES or not all(map(_is_choice, choices)):
         raise _error(place, f"`choices` must be a list of 2 to {MAX_CHOICES} texts that are not empty")
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):

@@ -48,10 +48,12 @@ class Codec:
     """How texts become tokens, and tokens texts."""
 
     encode: Callable[[list[str]], list[Tokens]]
-    """Without special tokens other than those that a text spells out."""
+    """With the special tokens that the tokenizer puts before a text, and those that a text spells out."""
     decode: Callable[[Sequence[int]], str]
     end: int | None = None
     """The token that ends a text; None where there is none."""
+    begin: int | None = None
+    """The token that stands for no text at all, which a model can go on from; None where there is none."""
 
 
 def load_codec(field: str, folder: str | None) -> Codec:
@@ -62,6 +64,14 @@ def load_codec(field: str, folder: str | None) -> Codec:
 
 def _codec_of(field: str, folder: Path) -> Codec:
     tokenizer = load_tokenizer(field, folder)
+    before = _before_texts(tokenizer)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    end = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
+    begin = tokenizer.bos_token_id if isinstance(tokenizer.bos_token_id, int) else end
+    spelled = None if begin is None else decode([begin])
 
     def encode(texts: list[str]) -> list[Tokens]:
         try:
@@ -77,13 +87,27 @@ def _codec_of(field: str, folder: Path) -> Codec:
                 f"`{field}`: the tokenizer in {folder} cannot tokenise a text: {type(error).__name__}: "
                 f"{one_line(error):.300}"
             ) from error
-        return [np.array(tokens, np.int32) for tokens in found]
+        # As lm-evaluation-harness: a text that spells out what begins it, as chat templates do, gets it no second time.
+        begun = [spelled is not None and text.startswith(spelled) for text in texts]
+        return [np.array(row if whole else [*before, *row], np.int32) for row, whole in zip(found, begun, strict=True)]
 
-    def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return Codec(encode, decode, end, begin)
 
-    end = tokenizer.eos_token_id
-    return Codec(encode, decode, end if isinstance(end, int) else None)
+
+def _before_texts(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the special tokens that a tokenizer puts before each text.
+
+    Those behind it are of no use here: after a token that ends a text, nothing is its continuation.
+    """
+    from tokenizers import Tokenizer, models
+
+    rule = tokenizer.backend_tokenizer.post_processor
+    if rule is None:
+        return []
+    # Where the text is among special tokens is seen by one that certainly has a token, which a vocabulary's may not.
+    text = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
+    found = rule.process(text, None, True)
+    return list(found.ids[: found.special_tokens_mask.index(0)])
 
 
 def _bytes_of(texts: list[str]) -> list[Tokens]:
