@@ -7,9 +7,11 @@ import torch
 from disttrain.errors import USAGE, CommandError
 from disttrain.output import print_stderr, show
 from disttrain.validate import given
-from disttrain_api.builtin import model_config
+from disttrain_api.builtin import data_config, model_config
+from disttrain_api.chat import ChatConfig
 from disttrain_api.errors import ManifestError
-from disttrain_api.training import ModelName
+from disttrain_api.lines import LinesConfig
+from disttrain_api.training import ModelName, Training
 from disttrain_api.transformers_config import TransformersConfig
 from disttrain_trainer.checkpoint.export import StoredModel, export_weights
 from disttrain_trainer.checkpoint.safetensors_file import SUFFIX
@@ -63,37 +65,67 @@ def export(
 
 
 def _export_folder(stored: StoredModel, target: Path, model: Path, tokenizer: Path | None, adapter: bool) -> list[str]:
-    from disttrain_trainer.transformers_export import export_adapter, export_model, tokenizer_files
+    from disttrain_trainer.transformers_export import export_adapter, export_model
 
-    config = _config_of(model)
+    training = None if model.is_dir() else _training_of(model)
+    config = TransformersConfig(path=str(model)) if training is None else _config_of(training, model)
     if adapter:
         export_adapter(stored, config, target)
     else:
-        found = tokenizer_files(tokenizer or model)
-        if tokenizer is not None and not found:
-            raise CommandError(f"{tokenizer} has no files of a tokenizer, expected tokenizer.json or the like")
-        export_model(stored, config, target, found)
+        own = [] if config.path is None else [Path(config.path)]
+        named = [*own, *_tokenizers_of_data(training)] if tokenizer is None else [tokenizer]
+        export_model(stored, config, target, _files_beside(own, named, required=tokenizer is not None))
     return stored.others
 
 
-def _config_of(model: Path) -> TransformersConfig:
-    """Return the model config of a folder with a `config.json`, or of a manifest. Raises CommandError, TrainerError."""
-    if model.is_dir():
-        return TransformersConfig(path=str(model))
+def _files_beside(own: list[Path], tokenizers: list[Path], *, required: bool) -> dict[str, Path]:
+    """Return the files of the first of the tokenizers that there is, and what `generate` reads, by name.
+
+    own: the model's folder. Raises CommandError where there must be a tokenizer and is none.
+    """
+    from disttrain_trainer.transformers_export import GENERATION_FILE, tokenizer_files
+
+    found = next((folder for folder in tokenizers if tokenizer_files(folder)), None)
+    places = ", ".join(map(str, tokenizers))
+    if found is None and required:
+        raise CommandError(f"{places} has no files of a tokenizer, expected tokenizer.json or the like")
+    if found is None:
+        print_stderr(f"no tokenizer was found{places and f' in {places}'}: --tokenizer FOLDER copies one")
+    folders = own if found is None else [*own, found]
+    generation = [file for folder in folders if (file := folder / GENERATION_FILE).is_file()]
+    files = {} if found is None else tokenizer_files(found)
+    return files | {file.name: file for file in generation[:1]}
+
+
+def _training_of(manifest: Path) -> Training:
     try:
-        training = given(str(model)).spec.training
+        training = given(str(manifest)).spec.training
     except ManifestError as error:
         raise CommandError(str(error)) from error
-    if training is not None and training.task is not None:
-        found = OwnedTask(training.task, training.optimizer).transformers_config()
-        if found is None:
-            raise CommandError(
-                f"{model}: {training.task.entrypoint} has no method transformers_config(), which says of what the "
-                "model is built"
-            )
-        return found
-    if training is None or training.model.name is not ModelName.TRANSFORMERS:
-        raise CommandError(f"{model}: `training.model.name` must be transformers to export a folder for it")
-    config = model_config(training)
-    assert isinstance(config, TransformersConfig)
-    return config
+    if training is None or (training.task is None and training.model.name is not ModelName.TRANSFORMERS):
+        raise CommandError(f"{manifest}: `training.model.name` must be transformers to export a folder for it")
+    return training
+
+
+def _config_of(training: Training, manifest: Path) -> TransformersConfig:
+    """Return the model config of a manifest. Raises CommandError, TrainerError."""
+    if training.task is None:
+        config = model_config(training)
+        assert isinstance(config, TransformersConfig)
+        return config
+    found = OwnedTask(training.task, training.optimizer).transformers_config()
+    if found is None:
+        raise CommandError(
+            f"{manifest}: {training.task.entrypoint} has no method transformers_config(), which says of what the "
+            "model is built"
+        )
+    return found
+
+
+def _tokenizers_of_data(training: Training | None) -> list[Path]:
+    """Return the folder of the tokenizer that a manifest's data name, if they name one."""
+    if training is None or training.data.name is None:
+        return []
+    config = data_config(training.data)
+    named = config.tokenizer if isinstance(config, ChatConfig | LinesConfig) else None
+    return [] if named is None else [Path(named)]

@@ -23,7 +23,6 @@ from disttrain_trainer.runtime.errors import InvalidConfiguration
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -31,6 +30,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+GENERATION_FILE = "generation_config.json"
 _MAX_TOKENIZER_BYTES = 200_000_000
 _HEAD = "lm_head.weight"
 _ALL = sys.maxsize
@@ -40,12 +40,12 @@ def export_model(
     model: StoredModel,
     given: TransformersConfig,
     target: Path,
-    tokenizer: Mapping[str, Path] = MappingProxyType({}),
+    beside: Mapping[str, Path] = MappingProxyType({}),
     most: int = SHARD_BYTES,
 ) -> None:
-    """Write the model into the folder `target`: safetensors files, `config.json`, and the tokenizer's files.
+    """Write the model into the folder `target`: safetensors files, `config.json`, and other files beside them.
 
-    Adapters are merged into what they adapt. tokenizer: files by name; most: bytes of a safetensors file.
+    Adapters are merged into what they adapt. beside: files by name; most: bytes of a safetensors file.
     Raises InvalidConfiguration, CheckpointBroken or OSError.
     """
     config = library_config(given)
@@ -58,7 +58,7 @@ def export_model(
     if given.sequence_length is not None:
         config.max_position_embeddings = reaches(config, given.sequence_length)
     text = (config.to_json_string(use_diff=False) + "\n").encode()
-    export_folder(model, pieces, target, {CONFIG_FILE: text, **tokenizer}, most)
+    export_folder(model, pieces, target, {CONFIG_FILE: text, **beside}, most)
 
 
 def export_adapter(model: StoredModel, given: TransformersConfig, target: Path) -> None:

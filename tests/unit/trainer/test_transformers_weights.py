@@ -66,6 +66,24 @@ def exported(folder, seeds):
     return target
 
 
+GENERATION = "generation_config.json"
+FOLDERS = {
+    "whole": ("tokenizer.json", "tokenizer_config.json", GENERATION),
+    "words": ("tokenizer.json", "chat_template.jinja", GENERATION),
+    "bare": (GENERATION,),
+}
+WORDS = dict.fromkeys(FOLDERS["words"], "words")
+# The model's folder, the kind of data and the folder of their tokenizer; options; which folder's files are copied.
+TOKENIZERS = {
+    "the model's": (("whole", "chat", "words"), (), dict.fromkeys(FOLDERS["whole"], "whole")),
+    "the data's": ((None, "chat", "words"), (), WORDS),
+    "the lines'": ((None, "lines", "words"), (), WORDS),
+    "the data's beside a model's folder without one": (("bare", "chat", "words"), (), WORDS | {GENERATION: "bare"}),
+    "another one": (("whole", "chat", "whole"), ("--tokenizer", "words"), WORDS | {GENERATION: "whole"}),
+    "on another machine": (("bare", "lines", "elsewhere"), (), {GENERATION: "bare"}),
+}
+
+
 def logits_of(parameters, **config):
     module = double_transformers("llama", **TIED, **config)
     module.load_state_dict(parameters)
@@ -110,6 +128,42 @@ class TestExport:
         assert load_file(target / "model.safetensors").keys() == seeds["whole"][0].keys() - {"lm_head.weight"}
         assert main(arguments) == 1
         assert f"{target} is there already" in capfd.readouterr().err
+
+    @pytest.mark.parametrize("case", TOKENIZERS)
+    def test_the_command_copies_the_tokenizer_that_a_manifest_names(self, seeds, exported, tmp_path, capfd, case):
+        described_by, options, expected = TOKENIZERS[case]
+        for folder, files in FOLDERS.items():
+            (tmp_path / folder).mkdir()
+            for name in files:
+                (tmp_path / folder / name).write_text(folder)
+            (tmp_path / folder / "config.json").write_bytes((exported / "config.json").read_bytes())
+        model, kind, tokenizer = described_by
+        config = {"config": GIVEN.config} if model is None else {"path": str(tmp_path / model)}
+        data = {"name": kind, "config": {"path": "texts.jsonl", "tokenizer": str(tmp_path / tokenizer)}}
+        job_ = tmp_path / "job.yaml"
+        described_model = {"name": "transformers", "config": config}
+        job_.write_text(json.dumps(a_manifest(training={"model": described_model, "data": data})))
+        arguments = [str(tmp_path / option) if option in FOLDERS else option for option in options]
+        target = tmp_path / "out"
+        assert main(["export", str(seeds["whole"][1]), str(target), "--model", str(job_), *arguments]) == 0
+        others = {path.name: path for path in target.iterdir() if not path.name.endswith(".safetensors")}
+        del others["config.json"]
+        assert {name: path.read_text() for name, path in others.items()} == expected
+        missing = f"no tokenizer was found in {tmp_path / 'bare'}, {tmp_path / 'elsewhere'}: --tokenizer FOLDER"
+        assert (missing in capfd.readouterr().err) is ("tokenizer.json" not in expected)
+
+    def test_the_command_says_where_a_manifest_names_no_tokenizer(self, seeds, tmp_path, capfd):
+        data = {"name": "synthetic", "config": {"kind": "Tokens", "vocabularySize": 16}}
+        path = tmp_path / "job.yaml"
+        model = {"name": "transformers", "config": {"config": GIVEN.config}}
+        path.write_text(json.dumps(a_manifest(training={"model": model, "data": data})))
+        target = tmp_path / "out"
+        arguments = ["export", str(seeds["whole"][1]), str(target), "--model", str(path)]
+        assert main([*arguments, "--tokenizer", str(tmp_path)]) == 1
+        assert f"{tmp_path} has no files of a tokenizer" in capfd.readouterr().err
+        assert main(arguments) == 0
+        assert "no tokenizer was found: --tokenizer FOLDER copies one" in capfd.readouterr().err
+        assert sorted(file.name for file in target.iterdir()) == ["config.json", "model.safetensors"]
 
     @pytest.mark.parametrize("read", [0, 5])
     def test_killed_amid_an_export_nothing_has_its_name_and_nothing_is_lost(self, seeds, exported, tmp_path, read):
