@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("of_this_machine")
 
 NAME = "loses"
 STEPS = 20
-"""Of each life."""
+"""In each life, at least."""
 
 
 def kill_the_agent(kubectl: Kubectl, run: OnNodes, worker: int) -> str:
