@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from disttrain_trainer.data.sampler import permute
@@ -125,3 +125,10 @@ class InfiniteLoss(WithLoss):
 
 def infinite_loss_mlp() -> InfiniteLoss:
     return InfiniteLoss(*double_mlp())
+
+
+def half_frozen() -> nn.Module:
+    """`double_mlp` whose first layer is not trained."""
+    model = double_mlp()
+    model[0].requires_grad_(False)
+    return model

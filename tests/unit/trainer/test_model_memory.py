@@ -96,7 +96,7 @@ def test_a_model_that_cannot_fit_is_refused_in_one_sentence(tmp_path: Path, name
 
 
 def test_a_model_whose_weights_are_read_need_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a transformers model each rank holds its part alone, also without `metaDevice`."""
+    """Each rank holds its part of a transformers model alone, also without `metaDevice`."""
     module = torch.nn.Linear(1000, 1000, bias=False)
     world = SimpleNamespace(mesh=Mesh(shard=4), device=SimpleNamespace(computes_on_host=False))
     monkeypatch.setattr(model_memory, "memory_limit", lambda: 3_000_000)

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.unit.trainer.comparisons import ACCURACY, LOSS, require_same, require_same_figures, series
+from tests.unit.trainer.loading_code import half_frozen
 from tests.unit.trainer.server_cases import run_server_cases
-from tests.unit.trainer.user_code import half_frozen
 from tests.unit.trainer.worlds import run_cases, small, user
 
 EVERY_STEP = {"logging": {"interval": 1, "tensorBoard": False}}
@@ -137,7 +137,9 @@ def test_what_is_not_trained_is_that_of_the_weights_on_every_worker(tmp_path):
     weights = {name: torch.randn_like(value) for name, value in half_frozen().state_dict().items()}
     save_file(weights, tmp_path / "weights.safetensors")
     case = small(
-        model=user("half_frozen"), checkpoint={"initialFrom": str(tmp_path / "weights.safetensors")}, **EVERY_STEP
+        model={"entrypoint": "tests.unit.trainer.loading_code:half_frozen"},
+        checkpoint={"initialFrom": str(tmp_path / "weights.safetensors")},
+        **EVERY_STEP,
     )
     runs = [{"training": case, "settings": {}, "servers": 1, "dataParallel": {}}]
     one = run_cases(tmp_path / "one", 1, {"case": runs})["case"]

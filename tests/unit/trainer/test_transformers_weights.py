@@ -385,33 +385,3 @@ def test_numbers_that_a_format_has_not_are_refused():
     assert _in_format(value, Described("a", torch.bfloat16, (3,))).dtype == torch.bfloat16
     with pytest.raises(InvalidConfiguration, match=r"`a` has numbers of up to .*, but float16 ends at 6.55e"):
         _in_format(value, Described("a", torch.float16, (3,)))
-
-
-# By the built-in name, which builds without memory.
-NAMED = {
-    "one process": (1, {}),
-    "replicas": (2, {}),
-    "shards": (2, {SHARD: 2}),
-    "tensors": (2, {TENSOR: 2}),
-    "stages": (2, {PIPELINE: 2, "pipeline": {"microbatches": 2}}),
-}
-
-
-def test_every_layout_begins_with_the_files_by_the_models_name(exported, tmp_path):
-    files = read_files(exported / INDEX_FILE)
-    for ranks in (1, 2):
-        cases = {}
-        for name, (own, parallelism) in NAMED.items():
-            for lora in (None, LORA):
-                model = {"name": "transformers", "config": {"path": str(exported), "sequenceLength": 8, "lora": lora}}
-                given = llama() | {"model": model, "checkpoint": {"initialFrom": str(exported)}, "steps": 1}
-                given["optimizer"] = {"name": "SGD", "learningRate": 1e-30}
-                if own == ranks:
-                    cases[f"{name}, {lora is not None}"] = [{"training": given, "parallelism": parallelism}]
-        for name, found in run_cases(tmp_path / str(ranks), ranks, cases).items():
-            assert found["errors"] == [None], name
-            whole = {
-                key.replace(".base.", "."): value for key, value in found["parameters"].items() if ".lora_" not in key
-            }
-            for key, (file, _) in files.items():
-                assert torch.equal(whole[key], load_file(file)[key].float()), (name, key)

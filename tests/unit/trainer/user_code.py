@@ -28,13 +28,6 @@ def double_mlp(hidden: int = 16, depth: int = 2) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 5)).double()
 
 
-def half_frozen() -> nn.Module:
-    """`double_mlp` whose first layer is not trained."""
-    model = double_mlp()
-    model[0].requires_grad_(False)
-    return model
-
-
 def double_samples(size: int = 50, seed: int = 5) -> tuple[Dataset, Dataset]:
     """50 samples: with a global batch of 24 the last batch of an epoch holds 2."""
     generator = torch.Generator().manual_seed(seed)
