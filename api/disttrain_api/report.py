@@ -166,7 +166,7 @@ class RankReport(_Report):
     step_time: Annotated[Annotated[str, BeforeValidator(_time)] | None, _OrNone] = None
     """When the agent saw that the rank had logged this step. None: it has logged none in this life."""
     total_steps: _Steps = 0
-    began: _Steps | None = None
+    began: Annotated[_Steps | None, _OrNone] = None
     """The step after which this life of the rank went on, from a checkpoint or from memory. None: not known yet."""
     loss: _Number = None
     samples_per_second: _Number = None
@@ -174,9 +174,9 @@ class RankReport(_Report):
     """The part of the time of the last logged steps in which the rank waited for samples."""
     remaining_seconds: Annotated[_Seconds | None, _OrNone] = None
     """Until the last step, at the pace since training began or resumed."""
-    skipped_steps: _Steps | None = None
+    skipped_steps: Annotated[_Steps | None, _OrNone] = None
     """Steps of which no update was made; None where none is skipped."""
-    roll_backs: _Steps | None = None
+    roll_backs: Annotated[_Steps | None, _OrNone] = None
     """How often the job was rolled back over samples that could not be used. None: never."""
     slow_rank: Annotated[SlowRank | None, _OrNone] = None
     """The rank of the job that holds up the others. Rank 0 alone knows."""

@@ -126,7 +126,7 @@ def _renewed(record: Record, kept: Kept) -> Record:
         return Record(record.restarts, checkpoint=checkpoint, began=reached)
     if began is None or (record.began is not None and began < record.began + _LEAST_STEPS):
         return record
-    return replace(record, since_checkpoint=0, began=began)
+    return replace(record, since_checkpoint=record.since_checkpoint if record.began is None else 0, began=began)
 
 
 def hopeless(cause: RankFailure) -> str | None:

@@ -4,8 +4,8 @@ Without it the next attempt would meet the same samples in the same state, and f
 checkpoints says up to where samples are passed over. It belongs to the job that wrote it, and says nothing to
 checkpoints that are written later: their data stand behind it.
 
-If an attempt that has rolled back fails so as well, before it has written a checkpoint, the parameters had gone wrong
-before the one that it began with. Then the mark also says that the next attempt begins with an earlier one.
+If the job fails so again and has written no checkpoint since, the parameters had gone wrong before the one to which it
+was rolled back. Then the mark also says that this one is set aside, and the next attempt begins with an earlier one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from disttrain_api.training import OnMostInRow
+from disttrain_trainer.checkpoint.checkpoints import Checkpoints
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.data.stream import Stream, StreamSampler
 from disttrain_trainer.metrics.report import log_first_rank
@@ -47,8 +48,10 @@ class Mark(BaseModel):
     """How many were skipped until then. A checkpoint before them does not know of them."""
     count: Annotated[int, Field(ge=1, lt=2**31)] = 1
     """How often the job was rolled back."""
+    rolled_to: _Count | None = None
+    """Step of the newest checkpoint when samples were passed over for this. None: they were not, or there was none."""
     before: _Count | None = None
-    """No attempt begins with a checkpoint of this step or of a later one, unless it stands behind the cursor."""
+    """The next attempt begins with a checkpoint before this step, if there is one. None: with any."""
 
     @property
     def cursor(self) -> Cursor:
@@ -57,17 +60,13 @@ class Mark(BaseModel):
 
 
 @contextmanager
-def marking(config: Config, world: World, state: State, saved: Callable[[], int | None]) -> Iterator[None]:
-    """Where too many steps in a row are skipped, and the job asks for it, leave the mark to the next attempt.
-
-    saved: returns the step of the latest checkpoint, at first that which was resumed from. None: there is none.
-    """
-    began = saved()
+def marking(config: Config, world: World, state: State, checkpoints: Checkpoints | None) -> Iterator[None]:
+    """Where too many steps in a row are skipped, and the job asks for it, leave the mark to the next attempt."""
     try:
         yield
     except NonFiniteLoss:
-        if _rolls_back(config) and world.first:
-            _write(config, state, began if saved() == began else None)
+        if _rolls_back(config) and world.first and checkpoints is not None:
+            _mark(config, state, checkpoints)
         raise
 
 
@@ -79,15 +78,23 @@ def read_mark(config: Config, world: World) -> Mark | None:
     return None if text is None else Mark.model_validate_json(text)
 
 
-def has_gone_wrong(mark: Mark, state: State) -> bool:
-    """Return whether the state, of a checkpoint, is one that an attempt has begun with that failed so all the same."""
-    return mark.before is not None and state.step >= mark.before and _is_before(state.cursor, mark.cursor)
+def step_back(mark: Mark | None, config: Config, world: World, checkpoints: Checkpoints) -> None:
+    """Set aside the checkpoints that the mark calls useless, where there is a sound one before them. All ranks
+    together, before any is restored."""
+    if mark is None or mark.before is None:
+        return
+    checkpoints.set_aside_from(mark.before)
+    if world.first:
+        # Those that are written from now on have other parameters.
+        _write(config, mark.model_copy(update={"before": None}))
 
 
-def pass_over_marked(mark: Mark | None, config: Config, world: World, state: State) -> None:
+def pass_over_marked(
+    mark: Mark | None, config: Config, world: World, state: State, newest: Callable[[], int | None]
+) -> None:
     """Move the state's data behind the mark, if there is one ahead. All ranks together, once a checkpoint is restored.
 
-    Raises what an iterable data set raises.
+    newest: returns, on rank 0, the step of the newest checkpoint. Raises what an iterable data set raises.
     """
     if mark is None:
         return
@@ -99,6 +106,8 @@ def pass_over_marked(mark: Mark | None, config: Config, world: World, state: Sta
         return
     world.all_or_none(lambda: _read_on(state, cursor))
     state.cursor = cursor
+    if world.first:
+        _write(config, mark.model_copy(update={"before": None, "rolled_to": newest()}))
     if state.guard is not None:
         state.guard.skipped = max(state.guard.skipped, mark.skipped)
     log_first_rank(
@@ -140,21 +149,24 @@ def _read(config: Config) -> Mark | None:
     return mark if mark.uid == config.job.uid else None
 
 
-def _write(config: Config, state: State, began: int | None) -> None:
-    """Write the mark. Where that is not possible, the next attempt meets the same samples.
-
-    began: step of the checkpoint with which this attempt began; None: there was none, or it has written another one.
-    """
-    if config.checkpoint_folder is None:
-        return
-    former = _read(config)
-    # The step that was judged last has neither been made nor left behind.
-    behind = state.sampler.advance(state.cursor)
+def _mark(config: Config, state: State, checkpoints: Checkpoints) -> None:
+    """Write a mark behind the samples of the step that was judged last, which has neither been made nor left behind."""
+    former, behind = _read(config), state.sampler.advance(state.cursor)
+    before = None if former is None or checkpoints.writing else former.rolled_to
+    if before is not None and checkpoints.newest() != before:
+        # What was written since then has parameters of its own.
+        before = None
     skipped = 0 if state.guard is None else state.guard.skipped
     mark = Mark(
         uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position, skipped=skipped,
-        count=1 if former is None else former.count + 1, before=None if former is None else began,
+        count=1 if former is None else former.count + 1, before=before,
     )  # fmt: skip
+    _write(config, mark)
+
+
+def _write(config: Config, mark: Mark) -> None:
+    """Write the mark. Where that is not possible, the next attempt meets the same samples, or the same checkpoint."""
+    assert config.checkpoint_folder is not None
     path = config.checkpoint_folder / MARK_FILE
     try:
         write_atomically(path, mark.model_dump_json())

@@ -12,7 +12,7 @@ from disttrain_trainer.metrics.report import METRICS_FILE, Metrics, Reporter, lo
 from disttrain_trainer.metrics.sinks.open import open_sinks
 from disttrain_trainer.metrics.sinks.sink import Sinks
 from disttrain_trainer.metrics.stragglers import Stragglers
-from disttrain_trainer.roll_back import has_gone_wrong, pass_over_marked, read_mark
+from disttrain_trainer.roll_back import pass_over_marked, read_mark, step_back
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.mesh import World
 from disttrain_trainer.runtime.randomness import keeping_random_state
@@ -36,14 +36,11 @@ def open_checkpoints(
     settings = config.training.checkpoint or Checkpoint()
     require_figure(settings, state.task, state.data)
     checkpoints = Checkpoints.open(config.checkpoint_folder, config, world)
+    mark = read_mark(config, world)
+    step_back(mark, config, world, checkpoints)
     resumed = resume(config, world, state, memory, checkpoints.newest)
-    mark, latest = read_mark(config, world), None
-    if resumed is None:
-        latest = checkpoints.restore(state)
-        if mark is not None and has_gone_wrong(mark, state):
-            # Where there is none before it, samples alone are passed over.
-            latest = checkpoints.restore(state, before=mark.before) or latest
-    pass_over_marked(mark, config, world, state)
+    latest = checkpoints.restore(state) if resumed is None else None
+    pass_over_marked(mark, config, world, state, checkpoints.newest)
     if resumed is None:
         log_first_rank(
             world, f"resuming after step {latest.step} from {latest.path}" if latest else "no checkpoint yet: step 0"

@@ -71,10 +71,7 @@ def train(config: Config, world: World, reporter: Reporter, stop: StopRequest) -
             survivor.agree,
         )
 
-        def latest() -> int | None:
-            return None if checkpoints is None or checkpoints.latest is None else checkpoints.latest.step
-
-        with open_strategy(around) as strategy, marking(config, world, state, latest), survivor.leaving():
+        with open_strategy(around) as strategy, marking(config, world, state, checkpoints), survivor.leaving():
             metrics = start_metrics(config, world, state, reporter, strategy)
             between = BetweenSteps(config, world, state, strategy, metrics, checkpoints, request, reporter)
             with closing(metrics.sink):

@@ -156,8 +156,8 @@ def note_restarts_in_place(status: JobStatus, count: int, why: str) -> JobStatus
     return _with_current(status, {"restarts_in_place": count, "last_restart_in_place": why})
 
 
-def note_slow_node(status: JobStatus, node: str, rank: int) -> JobStatus:
-    """This rank of the current attempt is slow on this node."""
+def note_slow_node(status: JobStatus, node: str | None, rank: int | None) -> JobStatus:
+    """This rank of the current attempt is slow on this node; None: none is."""
     return _with_current(status, {"slow_node": node, "slow_rank": rank})
 
 

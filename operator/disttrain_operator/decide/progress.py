@@ -117,8 +117,9 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
         loss=None if report.loss is None else float(f"{report.loss:.6g}"),
         samples_per_second=report.samples_per_second,
         loading_percent=None if report.loading_share is None else round(100 * report.loading_share),
-        skipped_steps=report.skipped_steps,
-        roll_backs=report.roll_backs,
+        # What was counted stays so: ranks that resume from before a step may have counted less.
+        skipped_steps=_most(report.skipped_steps, None if old is None else old.skipped_steps),
+        roll_backs=_most(report.roll_backs, None if old is None else old.roll_backs),
         metrics=[Metric(name=name, value=value) for name, value in sorted(report.metrics.items())],
         evaluation_failure=report.evaluation_failure,
         phase=cut(report.phase, MAX_REASON_LENGTH) if runs and report.phase else None,
@@ -146,6 +147,10 @@ def _restarts_in_place(status: JobStatus, observed: Observed) -> bool:
     if live is None or not live.restarting or live.attempt != status.attempt:
         return False
     return any(_speaks(pod, live.pod_uid) for pod in observed.pods)
+
+
+def _most(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _restores(report: RankReport | None) -> bool:

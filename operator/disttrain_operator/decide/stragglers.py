@@ -7,9 +7,12 @@ suspected (`attempt_history.py`).
 from dataclasses import dataclass
 
 from disttrain_api.names import Reason, Role
+from disttrain_api.report import RankReport
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import ConditionType, JobStatus
+from disttrain_api.times import parse_time
 from disttrain_operator.decide.attempt_history import in_attempt, note_slow_node
+from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.conditions import condition
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.observed import Observed
@@ -44,8 +47,9 @@ def straggler_of(status: JobStatus, observed: Observed, spec: JobSpec) -> Stragg
     if slow is None or slow.rank >= spec.world_size:
         return None
     place = status.attempt, Role.WORKER, slow.rank // spec.workers.ranks_per_pod
-    pod = next((pod for pod in observed.pods if (pod.attempt, pod.role, pod.index) == place), None)
-    if pod is None:
+    there = (pod for pod in observed.pods if (pod.attempt, pod.role, pod.index) == place and not pod.gone)
+    pod = next(there, None)
+    if pod is None or _is_older(live.report, pod.name, status):
         return known
     subject = f"rank {slow.rank} (pod {pod.name}" + (f" on node {pod.node})" if pod.node else ")")
     node = pod.node if slow.times >= _RIGHT else None
@@ -60,11 +64,22 @@ def straggler_of(status: JobStatus, observed: Observed, spec: JobSpec) -> Stragg
     )
 
 
-def with_slow_node(status: JobStatus, straggler: Straggler) -> JobStatus:
-    """Return the status, whose current attempt keeps the straggler's node where one is suspected of it."""
-    if straggler.node is None or straggler.rank is None:
+def _is_older(report: RankReport, pod: str, status: JobStatus) -> bool:
+    """Whether a report may be of ranks before the pod was recreated alone, perhaps on another node."""
+    times = [after(entry.time, 0) for entry in status.attempts[-1].replacements if entry.pod == pod]
+    logged = parse_time(report.step_time)
+    return bool(times) and (logged is None or logged <= times[-1])
+
+
+def with_slow_node(status: JobStatus, straggler: Straggler | None) -> JobStatus:
+    """Return the status, whose current attempt keeps the straggler's node as long as one is suspected of it."""
+    if not in_attempt(status) or (straggler is not None and straggler.rank is None):
         return status
-    return note_slow_node(status, straggler.node, straggler.rank)
+    attempt = status.attempts[-1]
+    if straggler is not None and straggler.node is not None:
+        return note_slow_node(status, straggler.node, straggler.rank)
+    is_another = straggler is None or straggler.rank != attempt.slow_rank
+    return note_slow_node(status, None, None) if attempt.slow_node is not None and is_another else status
 
 
 def newly_named(before: JobStatus, status: JobStatus) -> str | None:

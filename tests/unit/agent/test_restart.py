@@ -108,6 +108,7 @@ def test_steps_that_were_kept_in_memory_begin_the_count_again() -> None:
     assert lives(*(killed(began=step) for step in (100, 100, 100, 100))) == [0, 10, 20, used_up], "nothing was kept"
     assert lives(*(killed(began=step) for step in (100, 103, 106, 109))) == [0, 10, 20, used_up], "hardly anything was"
     assert lives(*(killed(began=step) for step in (100, 104, 108, 112))) == [0, 10, 20, 0], "in all it was more"
+    assert lives(*(killed(began=step) for step in (None, None, 0, 20))) == [0, 10, 20, 0], "0 is no gain"
     assert lives(*(killed(began=step) for step in (100, 50, 100, 50))) == [0, 10, 20, used_up], "it was lost again"
     assert lives(killed(checkpoint=50, began=0), killed(checkpoint=50, began=50)) == [0, 10], "it is the checkpoint's"
     again = "a rank has run out of memory again, without a new checkpoint in between"

@@ -96,11 +96,22 @@ def _by_step(
     return inputs, targets
 
 
+def spoilt_apart(steps: list[int]) -> tuple[Dataset, Dataset]:
+    """As `spoilt_steps`, the inputs of each of these steps."""
+    ordered = _by_step(1, 0, None)
+    for step in steps:
+        ordered[0][(step - 1) * PER_STEP : step * PER_STEP] = torch.nan
+    return _placed(ordered)
+
+
 def spoilt_steps(
     first: int, last: int, passed_over: tuple[int, int] | None = None, factor: float | str = "nan"
 ) -> tuple[Dataset, Dataset]:
     """See `_by_step`, put where the sampler of seed 0 takes them."""
-    ordered = _by_step(first, last, passed_over, factor)
+    return _placed(_by_step(first, last, passed_over, factor))
+
+
+def _placed(ordered: tuple[Tensor, Tensor]) -> tuple[Dataset, Dataset]:
     places = torch.from_numpy(permute(np.arange(len(ordered[0])), len(ordered[0]), 0, 0))
     inputs, targets = (torch.empty_like(tensor) for tensor in ordered)
     inputs[places], targets[places] = ordered

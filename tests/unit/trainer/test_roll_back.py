@@ -53,7 +53,33 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
     cases["stopped"] = [*cases["spoilt_steps, at once"][:3], {"training": at_once["spoilt_steps"], "stop_after": 3}]
     cases["stopped"] += cases["spoilt_steps, at once"][:1]
     cases |= {f"{data}, at once, without": [{"training": again_and_again(data, passed_over=(1, 5))}] for data in DATA}
+    cases |= {name: case(*given) for name, (given, _) in APART.items()}
     return run_cases(folder, 1, cases)
+
+
+# What is spoilt, after which attempts stop, and how many checkpoints are kept -> where the attempts begin.
+APART: dict[str, tuple[tuple[list[int], list[int | None], int], list[int]]] = {
+    "another failure, long after a roll-back": (([2, 6], [None, 4, None, None], 3), [0, 1, 4, 4]),
+    "a failure after a new checkpoint": (([4, 5, 8], [None, None, None, None], 3), [0, 3, 2, 4]),
+    "no earlier checkpoint": (([4, 5], [None, None, None], 1), [0, 3, 3]),
+}
+
+
+def case(spoilt: list[int], stops: list[int | None], kept: int) -> list[dict[str, Any]]:
+    given = again_and_again("spoilt_apart") | {"steps": 6}
+    given["data"] = {"entrypoint": "tests.unit.trainer.loading_code:spoilt_apart", "config": {"steps": spoilt}}
+    given["checkpoint"] = given["checkpoint"] | {"keepLatest": kept}
+    # A stop comes after so many steps of its own.
+    return [{"training": given} | ({} if stop is None else {"stop_after": stop - 1}) for stop in stops]
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_checkpoint_is_set_aside_only_where_nothing_was_gained_since_the_roll_back_to_it(
+    alone: dict[str, dict[str, Any]], name: str
+) -> None:
+    assert [one.began for one in alone[name]["began"]] == APART[name][1]
+    assert alone[name]["errors"][-1] is None
+    assert alone[name]["report"].step == 6
 
 
 def again_and_again(data: str, **config: Any) -> dict[str, Any]:

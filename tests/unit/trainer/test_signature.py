@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -150,6 +151,19 @@ def test_a_server_that_does_not_answer_has_no_signature(error: BaseException) ->
     found = describe(raised_by("my_data", error))
     assert (found.reason, found.signature) == ("RankFailed", None)
     assert re.fullmatch(rf"{type(error).__name__} at \S*:\d+", found.unquoted or ""), "where it was raised is said"
+
+
+def met_by(error: BaseException, met: BaseException) -> BaseException:
+    error.__context__ = met
+    return error
+
+
+@pytest.mark.parametrize(("kind", "passes"), [(LibraryError, True), (ValueError, False), (JSONDecodeError, False)])
+def test_an_outage_that_was_being_handled_counts_where_a_library_puts_its_own_error_in_its_place(
+    kind: type[Exception], passes: bool
+) -> None:
+    error = met_by(JSONDecodeError("bad", "", 0) if kind is JSONDecodeError else kind("bad"), TimeoutError("timed out"))
+    assert (describe(raised_by("my_data", error)).signature is None) is passes
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "no such file"), KeyError("label"), OSError("odd")])

@@ -121,7 +121,8 @@ def ragged_tokens(size: int = 50) -> tuple[Dataset, None]:
 def _print_phase(*_: Any) -> None:
     """What this rank says that it does."""
     path = Path(os.environ["DISTTRAIN_REPORT_DIR"], f"rank-{os.environ['RANK']}.json")
-    report = json.loads(path.read_text())
+    # A rank of several jobs has its reports elsewhere.
+    report = json.loads(path.read_text()) if path.exists() else {"phase": None, "totalSteps": 0}
     print(f"loaded while {report['phase']}, {report['totalSteps']} steps in all", flush=True)
 
 

@@ -59,6 +59,7 @@ from disttrain_trainer.checkpoint.step_writer import StepWriter
 from disttrain_trainer.checkpoint.storage import report_of, require_shared, steps_in
 from disttrain_trainer.checkpoint.verify import latest_sound
 from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.parallel.data_parallel import share_buffers
 from disttrain_trainer.runtime.config import Config
 from disttrain_trainer.runtime.errors import CheckpointBroken, CheckpointMismatch, StorageFull, no_room
@@ -108,15 +109,30 @@ class Checkpoints:
         complete = self._folders.look().complete
         return complete[-1].step if complete else None
 
-    def restore(self, state: State, before: int | None = None) -> CheckpointReport | None:
-        """Load the latest checkpoint that is complete and sound into `state`; None where there is none. before: only
-        those of earlier steps count.
+    def set_aside_from(self, step: int) -> None:
+        """Set all checkpoints aside that are of this step or a later one, where there is a sound one before them."""
+        try:
+            found = latest_sound(self._folders, self._world, before=step)
+        except CheckpointBroken:
+            found = None
+        if found is None:
+            return
+
+        def aside() -> list[str]:
+            later = [one for one in self._folders.look().complete if one.step >= step]
+            return [self._folders.set_aside(one.name) for one in later]
+
+        names = ", ".join(self._world.from_first(aside, list[str]))
+        log_first_rank(self._world, f"training went wrong before step {step}: its checkpoints are now {names}")
+
+    def restore(self, state: State) -> CheckpointReport | None:
+        """Load the latest checkpoint that is complete and sound into `state`; None where there is none.
 
         Raises CheckpointBroken, or CheckpointMismatch naming the first parameter that does not fit;
         InvalidConfiguration where the state could not come back from a checkpoint.
         """
         self._world.all_or_none(lambda: require_extra_state(state.module))
-        found = latest_sound(self._folders, self._world, before)
+        found = latest_sound(self._folders, self._world)
         if found is None:
             return None
         path = self._folders.folder / found.name

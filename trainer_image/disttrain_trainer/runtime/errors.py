@@ -27,6 +27,7 @@ CallbackFailed                  no TrainerError: code of the user raised, with w
 
 import errno
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -72,9 +73,14 @@ def from_an_outage(error: BaseException) -> bool:
     for _ in range(_MOST_CAUSES):
         if isinstance(last, _NETWORK) or (isinstance(last, OSError) and does_not_answer(last)):
             return True
-        # Libraries raise exceptions of their own from that of a socket.
-        last = None if last is None else last.__cause__ or last.__context__
+        last = None if last is None else last.__cause__ or _met_by_a_library(last)
     return False
+
+
+def _met_by_a_library(error: BaseException) -> BaseException | None:
+    """Return what a library was about to handle when it raised an exception of its own in its place."""
+    is_of_python = type(error).__module__.partition(".")[0] in sys.stdlib_module_names
+    return None if is_of_python or error.__suppress_context__ else error.__context__
 
 
 def lost_reader(error: BaseException) -> bool:

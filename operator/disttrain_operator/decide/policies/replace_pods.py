@@ -126,7 +126,7 @@ def _too_late(situation: Situation, pod: str, why: tuple[str, str] | None) -> Tr
     if not waits:
         return finish(situation.status, situation.now, State.FAILED, Verdict(reason=reason, message=message))
     # What was counted as the pod's is the gang's now.
-    counted = any(entry.counted for entry in situation.status.attempts[-1].replacements if entry.pod == pod)
-    action = FailureAction.RESTART_GANG if counted else FailureAction.RESTART_WITHOUT_COUNTING
+    *_, lost = (entry for entry in situation.status.attempts[-1].replacements if entry.pod == pod)
+    action = FailureAction.RESTART_GANG if lost.counted else FailureAction.RESTART_WITHOUT_COUNTING
     verdict = Verdict(reason=reason, message=message, class_=FailureClass.NOT_STARTED, action=action, pod=pod)
     return restart_or_fail(situation, verdict)
