@@ -143,7 +143,8 @@ def program_of(function: Callable[..., object]) -> str:
         raise CommandError(f"{name} is no plain function: found {type(node).__name__}")
     if len(node.decorator_list) > 1:
         raise CommandError(f"{name} has other decorators beside disttrain.train, which a job would not have")
-    text = "\n".join(lines.splitlines()[node.lineno - 1 : node.end_lineno])
+    # Python counts lines by this character alone; str.splitlines knows others, which a text may hold.
+    text = "\n".join(lines.split("\n")[node.lineno - 1 : node.end_lineno])
     # Annotations may name what was imported outside: as texts they mean nothing to the program.
     source = f"from __future__ import annotations\n\n{text}\n"
     missing = sorted(

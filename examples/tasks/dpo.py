@@ -18,13 +18,14 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from disttrain_api.transformers_config import TransformersConfig
-from disttrain_trainer.data.chats.lines import Conversation
+from disttrain_trainer.data.chats.lines import MAX_LINE_BYTES, Conversation
 from disttrain_trainer.data.chats.template import ChatTokenizer
 from disttrain_trainer.data.collate import filled_up
 from disttrain_trainer.losses import IGNORED, exact
 from disttrain_trainer.models.transformers.lora import LoraLinear
 from disttrain_trainer.models.transformers.model import build
 from disttrain_trainer.protocols import Loss, Mean
+from disttrain_trainer.runtime.files import numbered_lines
 
 Answer = tuple[Tensor, Tensor]
 """Tokens, and the successor of each where it is the assistant's, elsewhere IGNORED."""
@@ -123,7 +124,7 @@ def log_probabilities(model: nn.Module, batch: Answer) -> Tensor:
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, length: int) -> Iterator[tuple[Answer, Answer]]:
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in numbered_lines(path, MAX_LINE_BYTES):
         row, place = json.loads(line), f"{path}: line {number}"
         conversations = [
             Conversation(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_the_job_has_what_the_decorator_says() -> None:
     assert job["spec"]["storage"]["volumeClaimTemplate"]["spec"]["resources"]["requests"] == {"storage": "10Gi"}
     assert written.job("x")["metadata"] == {"generateName": "written-"}
     assert json.loads(variables(written.job("x"))[ARGUMENTS]) == {"args": ["x"], "kwargs": {}}
+
+
+def test_a_text_in_the_source_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    """Python's own lines end with \\n alone."""
+    body = 'def odd():\n    text = "a\u2028b\x0cc"\n    return text + "end"\n'
+    (tmp_path / "odd_lines.py").write_text(body)
+    scope = runpy.run_path(str(tmp_path / "odd_lines.py"))
+    assert body in program_of(scope["odd"])
 
 
 def uses_a_global() -> int:

@@ -59,6 +59,18 @@ def log_probability(model, answer):
     return sum(scores[at, token] for at, token in enumerate(targets.tolist()) if token != IGNORED)
 
 
+def test_a_text_may_hold_what_ends_a_line_elsewhere(folder, tmp_path):
+    """JSON allows these as they are in a text; a line of JSON Lines ends with \\n alone."""
+    rows = [{"prompt": f"a{mark}b", "chosen": words(1, 2), "rejected": words(2, 3)} for mark in "\u2028\u2029\x85"]
+    escaped = dpo(folder, pairs=str(write_chats(tmp_path / "escaped.jsonl", rows)), held_out=0).pairs
+    lines = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "raw.jsonl").write_bytes(f"{lines}\r\n\r\n".encode())
+    raw = dpo(folder, pairs=str(tmp_path / "raw.jsonl"), held_out=0).pairs
+    assert len(raw) == len(rows)
+    for one, other in zip(raw, escaped, strict=True):
+        assert [answer[0].tolist() for answer in one] == [answer[0].tolist() for answer in other]
+
+
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["a copy", "adapters"])
 def test_the_loss_is_that_of_the_paper(folder, changes):
     task = dpo(folder, **changes)
