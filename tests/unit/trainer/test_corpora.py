@@ -1,5 +1,6 @@
 """Corpora in training: the same samples in every layout, held-out ends, sentences for folders that are not sound."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 from disttrain_api.corpus import CorpusConfig, corpus_problems
 from disttrain_api.training import Training
+from disttrain_trainer.checkpoint.checkpoints import restore_values
 from disttrain_trainer.data import corpus as corpus_data
 from disttrain_trainer.data.batches import read_microbatch
 from disttrain_trainer.data.corpora.corpus import open_corpus
@@ -24,9 +26,9 @@ from disttrain_trainer.data.corpora.manifest import CorpusManifest
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.rows import Rows
-from disttrain_trainer.data.sampler import Slots
+from disttrain_trainer.data.sampler import Cursor, Slots
 from disttrain_trainer.losses import weight_of
-from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration
+from disttrain_trainer.runtime.errors import CheckpointMismatch, DataNotFound, InvalidConfiguration
 from disttrain_trainer.tasks.supervised import Supervised
 from tests.corpora import prepared, sentences, trained_tokenizer
 from tests.unit.trainer.transformers_code import described
@@ -244,6 +246,31 @@ def test_a_mixture_draws_from_each_corpus_in_its_share_and_reads_all_of_each(tmp
         counted = [found.training.mixture.locate(index)[0] for index in range(len(found.training))]
         assert abs(counted.count(0) / len(counted) - expected) < 0.01
         assert found.fingerprint != mixed.fingerprint
+
+
+def test_a_temperature_of_one_is_the_same_data_as_none(folder):
+    """Checkpoints of both that earlier releases wrote, where one had 1.0 in place of None, are gone on from."""
+    mixture = [{"path": str(folder), "weight": 1.0}, {"path": str(folder), "weight": 2.0}]
+    plain, one, two = (loaded(folder, path=None, mixture=mixture, temperature=given) for given in (None, 1.0, 2.0))
+    lines = [f"{open_corpus(folder).fingerprint} {entry['weight']}" for entry in mixture]
+    without, written = (hashlib.sha256("\n".join([*lines, text]).encode()).hexdigest() for text in ("None", "1.0"))
+    assert plain.fingerprint == one.fingerprint == without != two.fingerprint
+
+    def goes_on(data, fingerprint):
+        state = SimpleNamespace(
+            data=data, precision=SimpleNamespace(scaler=None), guard=None, sampler=SimpleNamespace(size=9)
+        )
+        train = {"step": 2, "epoch": 0, "position": 4, "samples": 9, "corpus": int(fingerprint[:15], 16)}
+        try:
+            restore_values(state, {"train": train}, 0, "step-2")
+        except CheckpointMismatch:
+            return False
+        return state.cursor == Cursor(0, 4)
+
+    assert all(goes_on(data, fingerprint) for data in (plain, one) for fingerprint in (without, written))
+    assert not goes_on(two, without)
+    assert not goes_on(two, written)
+    assert not goes_on(loaded(folder), written)
 
 
 def test_corpora_of_two_tokenizers_do_not_mix(folder, tmp_path):

@@ -330,7 +330,9 @@ def restore_values(state: State, contents: dict[str, Any], rank: int, path: Plac
     if any(type(value) is not int or value < 0 for value in train.values()):
         raise CheckpointBroken(f"{path}: `train` holds something else than whole numbers")
     corpus = state.data.fingerprint
-    if corpus is not None and train.get("corpus", _number_of(corpus)) != _number_of(corpus):
+    if corpus is not None and train.get("corpus", _number_of(corpus)) not in map(
+        _number_of, [corpus, *state.data.former_fingerprints]
+    ):
         raise CheckpointMismatch(
             f"{path} was written with other data than `training.data` names now; name those, or begin anew with "
             "the checkpoint's weights: `training.checkpoint.initialFrom` and another `training.checkpoint.folder`"

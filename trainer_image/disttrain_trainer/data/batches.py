@@ -37,6 +37,8 @@ class Datasets:
     """All tokens are below; None where nobody has said so."""
     fingerprint: str | None = None
     """64 hexadecimal digits that tell corpora apart; None where the data has none."""
+    former_fingerprints: Sequence[str] = ()
+    """Fingerprints of this very data in earlier releases."""
     draws: bool = True
     """Whether samples may be drawn at random while they are read."""
     sketches: Sequence[tuple[str, list[tuple[float, float]]] | None] = ()

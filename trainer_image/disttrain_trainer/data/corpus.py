@@ -97,11 +97,13 @@ def load(config: CorpusConfig) -> Datasets:
         _require_one_tokenizer(corpora)
         parts = [_sequences(corpus, config, files) for corpus in corpora]
     training, held_out = [part for part, _ in parts], [part for _, part in parts if len(part)]
+    fingerprint, *former = _fingerprints(corpora, entries, config)
     return Datasets(
         training[0] if config.mixture is None else _mixed(training, entries, config.temperature or 1.0),
         _joined(held_out),
         max(corpus.vocabulary for corpus in corpora),
-        _fingerprint(corpora, entries, config),
+        fingerprint,
+        former_fingerprints=former,
         packed=config.document_mask,
         parts=list(zip(_names(entries), map(len, held_out), strict=True)) if len(held_out) > 1 else (),
     )
@@ -168,12 +170,15 @@ def _names(entries: Sequence[MixedCorpus]) -> list[str]:
     return found
 
 
-def _fingerprint(corpora: Sequence[Corpus], entries: Sequence[MixedCorpus], config: CorpusConfig) -> str:
-    """Return what tells this data from other: the corpus's own, of a mixture also its weights."""
+def _fingerprints(corpora: Sequence[Corpus], entries: Sequence[MixedCorpus], config: CorpusConfig) -> list[str]:
+    """Return what tells this data from other, the corpus's own, of a mixture also its weights; then what earlier
+    releases took for it."""
     if config.mixture is None:
-        return corpora[0].fingerprint
+        return [corpora[0].fingerprint]
     parts = [f"{corpus.fingerprint} {entry.weight}" for corpus, entry in zip(corpora, entries, strict=True)]
-    return hashlib.sha256("\n".join([*parts, str(config.temperature)]).encode()).hexdigest()
+    # An absent temperature is 1. It has been written as None; a given one was written as it is, also where it was 1.
+    written = [None, 1.0] if config.temperature in (None, 1.0) else [config.temperature]
+    return [hashlib.sha256("\n".join([*parts, str(one)]).encode()).hexdigest() for one in written]
 
 
 @contextmanager
