@@ -1,6 +1,7 @@
 """Texts that are tokenised while they are read: every text once in a pass, the same samples in any number of ranks."""
 
 import json
+import random
 import re
 from itertools import islice
 from typing import Any
@@ -34,6 +35,13 @@ def written(path, texts, **other):
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 100)
     monkeypatch.setattr(lanes, "LANES", 12)
+
+
+@pytest.fixture(params=["blocks are dealt out", "texts are held whole"])
+def either(request, monkeypatch):
+    """As many blocks as lanes at least, and fewer."""
+    if request.param == "blocks are dealt out":
+        request.getfixturevalue("small_blocks")
 
 
 @pytest.fixture
@@ -128,7 +136,7 @@ def batches(folder, replicas, size, stop=None, then=None):
 
 # A batch has fewer samples than there are lanes, and more.
 @pytest.mark.parametrize(("replicas", "size"), [(2, 6), (2, 20), (3, 6), (4, 4), (4, 20)])
-def test_any_number_of_replicas_has_the_same_batches(folder, small_blocks, replicas, size):
+def test_any_number_of_replicas_has_the_same_batches(folder, either, replicas, size):
     expected = batches(folder, 1, size)
     assert batches(folder, replicas, size) == expected
     assert len({row for step in expected for row in step}) > 40
@@ -136,14 +144,47 @@ def test_any_number_of_replicas_has_the_same_batches(folder, small_blocks, repli
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("stop", [1, 7, 20])
-def test_replicas_go_on_at_their_position(folder, small_blocks, replicas, stop):
+def test_replicas_go_on_at_their_position(folder, either, replicas, stop):
     assert batches(folder, replicas, 6, stop) == batches(folder, replicas, 6)
 
 
 @pytest.mark.parametrize(("replicas", "then"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 3)])
 @pytest.mark.parametrize("stop", [1, 7])
-def test_another_number_of_replicas_goes_on_with_the_same_batches(folder, small_blocks, replicas, then, stop):
+def test_another_number_of_replicas_goes_on_with_the_same_batches(folder, either, replicas, then, stop):
     assert batches(folder, replicas, 12, stop, then) == batches(folder, 1, 12)
+
+
+def test_a_pass_of_few_blocks_has_every_sample_once(tmp_path):
+    """Red where lanes without a block of their own begin with one that others have begun with."""
+    texts = [random.Random(number).randbytes(400).hex() for number in range(1300)]
+    whole = "".join(texts).encode()
+    data = loaded(written(tmp_path / "a.jsonl", texts), sequenceLength=1024).training
+    size = -(-len(whole) // 1024)
+    assert 960 < size < 1100
+    passes = [[bytes(data[number][0].tolist()) for number in range(at, at + size)] for at in (0, size)]
+    around = whole + whole[:1024]
+    expected = [around[at : at + 1024] for at in range(0, len(whole), 1024)]
+    assert len(set(passes[0])) == size
+    assert sorted(passes[0]) == sorted(passes[1]) == sorted(expected)
+    assert passes[0] != passes[1] != expected
+    assert bytes(data[2 * size][1].tolist()) in around + around
+
+
+def test_there_may_be_more_replicas_than_blocks_and_samples(tmp_path):
+    path = written(tmp_path / "a.jsonl", ["abcdefghij" * 3])
+    expected = batches(path, 1, 6)
+    assert batches(path, 6, 6) == batches(path, 3, 6, 7, 6) == expected
+    assert len(set(expected[0])) == 2
+
+
+def test_a_position_of_lanes_is_refused_where_texts_are_held_whole(folder, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes, "LANES", 1)
+        position = loaded(folder).training.position_before(0)
+    with pytest.raises(ValueError, match=r"in the order of an earlier version, .*: `training.checkpoint.initialFrom`"):
+        loaded(folder).training.resume(0, position)
+    with pytest.raises(ValueError, match="in the order of an earlier version"):
+        loaded(folder).training.resume_from_parts(0, [position, position])
 
 
 def test_a_number_of_replicas_that_cannot_share_is_named(folder, small_blocks):
@@ -246,37 +287,43 @@ def test_a_file_that_has_become_shorter_is_named(folder, small_blocks):
 
 
 LIKE_ONE: dict[str, dict[str, Any]] = {"dp2": {}, "fsdp2": {SHARD: 2}, "tp2": {TENSOR: 2}}
+SIZES = {"many": "one", "few": "few, one"}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Runs of the real sizes: some 12 blocks."""
+    """Runs of the real sizes: 970 blocks, each a file, that are dealt out, and some 12, whose texts are held whole."""
     path = tmp_path_factory.mktemp("texts")
-    written(path / "a.jsonl", [sentences(number) * 50 for number in range(130)])
+    for number in range(970):
+        written(path / "many" / f"{number:03}.jsonl", [sentences(number)])
+    written(path / "few" / "a.jsonl", [sentences(number) * 50 for number in range(130)])
 
-    def training(**changes):
-        data = {"name": "lines", "config": {"path": str(path), "sequenceLength": 8, "heldOutSamples": 20}}
+    def training(name="many", **changes):
+        config = {"path": str(path / name), "sequenceLength": 8, "heldOutSamples": 20, **changes}
         model = user("double_gpt", vocabularySize=256)
         common = {"steps": 6, "globalBatchSize": 24, "logging": {"interval": 1}, "checkpoint": {"interval": 2}}
-        return small(model=model, data=data, **common) | changes
+        return small(model=model, data={"name": "lines", "config": config}, **common)
+
+    def stopped(name):
+        return [{"training": training(name), "stop_after": 3}]
 
     cases = {name: [{"training": training(), "parallelism": layout}] for name, layout in LIKE_ONE.items()}
-    cases["resumed"] = [{"training": training(), "stop_after": 3}, {"training": training()}]
-    other = training()
-    other["data"] = {"name": "lines", "config": other["data"]["config"] | {"orderSeed": 4}}
-    cases["another order"] = [{"training": training(), "stop_after": 3}, {"training": other}]
+    cases |= {"few, dp2": [{"training": training("few")}]}
+    cases["resumed"] = [*stopped("many"), {"training": training()}]
+    cases["another order"] = [*stopped("many"), {"training": training(orderSeed=4)}]
     cases["pipeline"] = [{"training": training(), "parallelism": {PIPELINE: 2}}]
     # One folder: a case of the second world finds the checkpoint of the first one.
     folder = tmp_path_factory.mktemp("worlds")
-    alone = {"one": [{"training": training()}], "one, then two": [{"training": training(), "stop_after": 3}]}
-    cases["one, then two"] = [{"training": training()}]
+    alone = {"one": [{"training": training()}], "few, one": [{"training": training("few")}]}
+    alone |= {f"{name}, one, then two": stopped(name) for name in SIZES}
+    cases |= {f"{name}, one, then two": [{"training": training(name)}] for name in SIZES}
     return run_cases(folder, 1, alone) | run_cases(folder, 2, cases)
 
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
-@pytest.mark.parametrize("layout", LIKE_ONE)
-def test_a_layout_trains_as_one_process(results, layout):
-    found, expected = results[layout], results["one"]
+@pytest.mark.parametrize(("layout", "alone"), [*((layout, "one") for layout in LIKE_ONE), ("few, dp2", "few, one")])
+def test_a_layout_trains_as_one_process(results, layout, alone):
+    found, expected = results[layout], results[alone]
     assert found["errors"] == expected["errors"] == [None]
     require_same(found["parameters"], expected["parameters"])
     require_same_figures(found, expected, (HELD_OUT_LOSS,))
@@ -291,11 +338,12 @@ def test_a_job_goes_on_to_the_same_bits(results):
 
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)
-def test_a_job_goes_on_with_another_number_of_replicas(results):
-    found = results["one, then two"]
+@pytest.mark.parametrize(("size", "alone"), SIZES.items())
+def test_a_job_goes_on_with_another_number_of_replicas(results, size, alone):
+    found = results[f"{size}, one, then two"]
     assert found["errors"] == [None]
-    require_same(found["parameters"], results["one"]["parameters"])
-    require_same_figures(found, results["one"], (HELD_OUT_LOSS,))
+    require_same(found["parameters"], results[alone]["parameters"])
+    require_same_figures(found, results[alone], (HELD_OUT_LOSS,))
 
 
 @pytest.mark.timeout(WORLDS_WITHIN_SECONDS)

@@ -12,8 +12,10 @@ from torch import Tensor
 from disttrain_api.lines import LinesConfig
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.stream import Stream
+from disttrain_trainer.data.texts import lanes
 from disttrain_trainer.data.texts.blocks import Blocks, open_blocks
-from disttrain_trainer.data.texts.lanes import Lanes, Tokens, cut
+from disttrain_trainer.data.texts.lanes import Tokens, cut
+from disttrain_trainer.data.texts.whole import Whole
 from disttrain_trainer.data.tokenizer import load_tokenizer
 from disttrain_trainer.runtime.errors import DataNotFound, InvalidConfiguration, one_line, shown
 
@@ -22,7 +24,7 @@ Encode = Callable[[list[str]], list[Tokens]]
 
 
 def load(config: LinesConfig) -> Datasets:
-    """Training samples that are iterated, and held-out ones. Raises DataNotFound or InvalidConfiguration."""
+    """Return training samples that are iterated, and held-out ones. Raises DataNotFound or InvalidConfiguration."""
     blocks = open_blocks(config.path, config.field)
     encode, vocabulary, digest = _bytes(config) if config.tokenizer is None else _tokens(config, Path(config.tokenizer))
 
@@ -32,16 +34,24 @@ def load(config: LinesConfig) -> Datasets:
 
     held_out, kept = _held_out(read, len(blocks), config)
     count = len(blocks) - kept
-    if not any(len(tokens) for number in range(count) for tokens in read(number)):
+    texts = (tokens for number in range(count) for tokens in read(number) if len(tokens))
+    first = next(texts, None)
+    if first is None:
         raise DataNotFound(f"`{_FIELD}.path`: {config.path} has no text to train on")
-    lanes = Lanes(read, count, config.sequence_length, config.order_seed)
+    samples: Whole | lanes.Lanes
+    if count < lanes.LANES:
+        samples = Whole(np.concatenate([first, *texts]), config.sequence_length, config.order_seed)
+        when = "before the first step"
+    else:
+        samples = lanes.Lanes(read, count, config.sequence_length, config.order_seed)
+        when = "while they are read"
     size = sum(source.size for source in blocks.sources)
     return Datasets(
-        Stream(lanes, "`training.data.name` lines"),
+        Stream(samples, "`training.data.name` lines"),
         held_out or None,
         vocabulary,
         _fingerprint(blocks, config, digest),
-        notes=[f"{len(blocks.sources)} files of {size} bytes are tokenised while they are read"],
+        notes=[f"{len(blocks.sources)} files of {size} bytes are tokenised {when}"],
     )
 
 

@@ -1,8 +1,9 @@
 """An endless stream of samples that is the same for every number of replicas, and begins anywhere.
 
-The blocks of all passes are one sequence, each pass a permutation of them. Block i belongs to lane i mod LANES. A lane
-reads its blocks one after the other, its texts become one row of tokens, and its samples are cut from that. Sample n is
-the next one of lane n mod LANES. Replica r of R has the lanes that are r modulo R, which are its samples of each batch.
+There are as many blocks as lanes at least; for fewer see whole.py. The blocks of all passes are one sequence, each pass
+a permutation of them. Block i belongs to lane i mod LANES. A lane reads its blocks one after the other, its texts
+become one row of tokens, and its samples are cut from that. Sample n is the next one of lane n mod LANES. Replica r of
+R has the lanes that are r modulo R, which are its samples of each batch.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from disttrain_api.lines import MAX_REPLICAS as LANES
+from disttrain_api.lines import MAX_REPLICAS
 from disttrain_trainer.data.sampler import permute
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 
+LANES = MAX_REPLICAS
 Tokens = NDArray[np.int32]
 
 
