@@ -50,7 +50,7 @@ from disttrain_trainer.checkpoint.kept_optimizer import (
 )
 from disttrain_trainer.checkpoint.kept_position import restore_position, saved_position
 from disttrain_trainer.checkpoint.kept_replicas import restore_replica, saved_replica
-from disttrain_trainer.checkpoint.kept_samples import log_changed_samples, saved_sketches
+from disttrain_trainer.checkpoint.kept_samples import log_changed_samples, require_same_settings, saved_samples
 from disttrain_trainer.checkpoint.owned_steps import OwnedSteps
 from disttrain_trainer.checkpoint.staging import HostCopier
 from disttrain_trainer.checkpoint.step_manifest import Place, StepManifest
@@ -172,7 +172,7 @@ class Checkpoints:
         contents = contents_of(state, rank) | {OPTIMIZER: saved_optimizer(state)}
         contents |= kept_gradients(state, rank) | saved_replica(state, rank)
         contents |= saved_callbacks(state, rank) | saved_position(state, self._world)
-        contents |= saved_sketches(state, self._world)
+        contents |= saved_samples(state, self._world)
         stages = None if state.pipeline is None else state.pipeline.stages.values()
         extra = of_this_rank(take_extra_state(contents["model"]), state.module, stages, self._world)
         contents |= {part: without_others(contents[part], self._world) for part in _ALIKE}
@@ -299,6 +299,7 @@ def _load(state: State, reader: StepReader, world: World) -> None:
         contents[OPTIMIZER] = room_for_optimizer(state, stored_shapes(metadata, f"{OPTIMIZER}."), path)
 
     world.all_or_none(require_fit)
+    require_same_settings(state, reader, world)
     log_fresh_parameters(state, contents[OPTIMIZER], path, world)
     log_missing_extra_state(names, extra, path.name, world)
     contents["model"] |= {name: value for name, value in extra.items() if name in fresh}

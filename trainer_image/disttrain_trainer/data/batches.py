@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -39,6 +39,9 @@ class Datasets:
     """64 hexadecimal digits that tell corpora apart; None where the data has none."""
     former_fingerprints: Sequence[str] = ()
     """Fingerprints of this very data in earlier releases."""
+    settings: Mapping[str, str | float] = field(default_factory=dict)
+    """What `training.data.config` says of which samples there are and which are held out, by field; `name` is that of
+    the data. A checkpoint goes on with the same alone."""
     draws: bool = True
     """Whether samples may be drawn at random while they are read."""
     sketches: Sequence[tuple[str, list[tuple[float, float]]] | None] = ()

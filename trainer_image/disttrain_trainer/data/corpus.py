@@ -104,6 +104,7 @@ def load(config: CorpusConfig) -> Datasets:
         max(corpus.vocabulary for corpus in corpora),
         fingerprint,
         former_fingerprints=former,
+        settings={"heldOutFraction": config.held_out_fraction, "sequenceLength": config.sequence_length},
         packed=config.document_mask,
         parts=list(zip(_names(entries), map(len, held_out), strict=True)) if len(held_out) > 1 else (),
     )

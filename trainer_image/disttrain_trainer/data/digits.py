@@ -23,4 +23,6 @@ def load(config: DigitsConfig) -> Datasets:
         random_state=config.split_seed,
         stratify=digits.target,
     )
-    return Datasets(*(TensorDataset(images[indices], classes[indices]) for indices in (training, held_out)))
+    settings = {"heldOutFraction": config.held_out_fraction, "splitSeed": config.split_seed}
+    first, second = (TensorDataset(images[indices], classes[indices]) for indices in (training, held_out))
+    return Datasets(first, second, settings=settings)

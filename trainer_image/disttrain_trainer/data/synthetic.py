@@ -49,6 +49,7 @@ def load(config: SyntheticConfig) -> Datasets:
     return Datasets(
         kind(samples, config.data_seed, range(training)),  # type: ignore[arg-type]
         kind(samples, config.data_seed, range(training, config.size)),  # type: ignore[arg-type]
+        settings={"heldOutFraction": config.held_out_fraction},
     )
 
 

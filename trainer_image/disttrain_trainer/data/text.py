@@ -46,7 +46,15 @@ def load(config: TextConfig) -> Datasets:
                 f"`training.data.config.paths`: {len(files)} files leave {len(text)} bytes of {name} text, "
                 f"expected more than sequenceLength, which is {config.sequence_length}"
             )
-    return Datasets(ByteSequences(training, config.sequence_length), ByteSequences(held_out, config.sequence_length))
+    return Datasets(
+        ByteSequences(training, config.sequence_length),
+        ByteSequences(held_out, config.sequence_length),
+        settings={
+            "heldOutFraction": config.held_out_fraction,
+            "splitSeed": config.split_seed,
+            "sequenceLength": config.sequence_length,
+        },
+    )
 
 
 def _files(config: TextConfig) -> list[Path]:

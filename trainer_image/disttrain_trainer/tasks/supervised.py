@@ -269,7 +269,7 @@ def load_data(training: Training) -> Datasets:
     """The built-in data, or what the entry point returns."""
     if training.data.name is not None:
         data: Datasets = import_module(f"disttrain_trainer.data.{training.data.name}").load(data_config(training.data))
-        return replace(data, draws=False)
+        return replace(data, draws=False, settings={"name": training.data.name, **data.settings})
     assert training.data.entrypoint is not None
     returned = call_entrypoint("training.data", training.data.entrypoint, training.data.config)
     return as_datasets("training.data", training.data.entrypoint, returned)
