@@ -138,6 +138,11 @@ def test_a_leader_that_is_cut_off_ceases_to_act(fleet: Fleet, pair: Pair, audit_
     pair.finish(fleet, audit_log)
 
 
+def state_seconds(page: str) -> float:
+    found = (line.split() for line in page.splitlines() if line.startswith("disttrain_job_state_seconds_total"))
+    return sum(float(value) for _, value in found)
+
+
 def test_a_standby_writes_nothing(fleet: Fleet, pair: Pair, audit_log: Path) -> None:
     leader = pair.wait_for_leader()
     fleet.launch(JOBS_PER_ROUND)
@@ -152,5 +157,8 @@ def test_a_standby_writes_nothing(fleet: Fleet, pair: Pair, audit_log: Path) -> 
     # At its start it asks what it may do.
     questions = sum(len(verbs) for _, _, verbs in (*RIGHTS, *LEASE_RIGHTS))
     assert written == [f'disttrain_api_requests_total{{code="201",verb="POST"}} {questions}.0']
+    spent = {name: state_seconds(pair.operators[name].page("metrics")) for name in pair.operators}
+    assert spent[leader] > 0, "the replica that acts counts what jobs spend their time on"
+    assert spent[standby] == 0
     assert "stands by" in pair.operators[standby].page("readyz")
     assert pair.operators[standby].health("readyz") == 200

@@ -73,7 +73,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
         straggler = straggler_of(job.status, observed, job.spec)
         if straggler is not None:
             named[ConditionType.STRAGGLING] = straggler.sentence
-        job = replace(job, status=with_slow_node(job.status, straggler))
+        job = replace(job, status=with_slow_node(job.status, straggler, observed, now))
         situation = Situation(job, observed, now)
         transition = next(transition for policy in POLICIES if (transition := policy(situation)) is not None)
         gang = situation.gang_of(transition.status)

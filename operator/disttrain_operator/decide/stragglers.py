@@ -5,6 +5,7 @@ suspected (`attempt_history.py`).
 """
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason, Role
 from disttrain_api.report import RankReport
@@ -19,6 +20,9 @@ from disttrain_operator.decide.observed import Observed
 
 _RIGHT = 3
 """How often a rank must have been found to be slow before it says anything of its node."""
+
+_UNJUDGED_SECONDS = 900
+"""After ranks have started again nobody has been found to be slow yet, which says nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,13 @@ def _is_older(report: RankReport, pod: str, status: JobStatus) -> bool:
     return bool(times) and (logged is None or logged <= times[-1])
 
 
-def with_slow_node(status: JobStatus, straggler: Straggler | None) -> JobStatus:
+def with_slow_node(status: JobStatus, straggler: Straggler | None, observed: Observed, now: datetime) -> JobStatus:
     """Return the status, whose current attempt keeps the straggler's node as long as one is suspected of it."""
     if not in_attempt(status) or (straggler is not None and straggler.rank is None):
+        return status
+    restarts = None if observed.live is None else observed.live.restarts_in_place
+    began = None if restarts is None else parse_time(restarts.time)
+    if straggler is None and began is not None and now < began + timedelta(seconds=_UNJUDGED_SECONDS):
         return status
     attempt = status.attempts[-1]
     if straggler is not None and straggler.node is not None:

@@ -79,6 +79,7 @@ class Pod:
     still_seconds: float = 0.0
     report: RankReport | None = None
     restarts: RestartsInPlace | None = None
+    began: int | None = None  # the step after which its rank has gone on
     failed_at: str = ""
     end: PodFailure | None = None
     """How its rank has ended, which its agent has yet to see."""
@@ -115,8 +116,8 @@ class Pod:
         def hangs(generation: int, rank: int | None) -> bool | str:
             if not isinstance(agent, Leader):
                 return "worker 0's agent leads"
-            checkpoint = self.report.checkpoint if self.report is not None else None
-            return agent.hangs(generation, rank, Kept(None if checkpoint is None else checkpoint.step), now)
+            saved = None if self.report is None else self.report.checkpoint
+            return agent.hangs(generation, rank, Kept(saved and saved.step, self.began), now)
 
         def awaited() -> frozenset[int]:
             return agent.awaited if isinstance(agent, Leader) else frozenset({0} if agent.is_alone else ())
@@ -214,7 +215,7 @@ class Gang:
         pod.step, pod.still_seconds, pod.end, pod.words = None, 0.0, None, None
         leader = pod if pod.index == 0 else pod.link.leader if pod.link is not None else self.current(0)
         pod.meets = leader.uid if leader is not None else ""
-        pod.report = RankReport(rank=pod.index, phase=RankPhase.STARTING, total_steps=_STEPS)
+        pod.report, pod.began = RankReport(rank=pod.index, phase=RankPhase.STARTING, total_steps=_STEPS), None
         if (raw := self._raw(pod)) is not None:
             self._put(running(raw), raw)
 
@@ -226,7 +227,7 @@ class Gang:
         pod.left_state = pod.step if leaves_state else None
         cause = RankFailure(rank=pod.index, exit_code=code, signal=code - 128 if code > 128 else None)
         checkpoint = self.checkpoint or None
-        pod.end = PodFailure(cause=cause, signaled=signaled, checkpoint=checkpoint)
+        pod.end = PodFailure(cause=cause, signaled=signaled, checkpoint=checkpoint, began=pod.began)
         lost = RankFailure(rank=pod.index, exit_code=ExitCode.PEER_LOST, reason="PeerLost")
         pod.words = lost if signaled else cause
 
@@ -270,7 +271,7 @@ class Gang:
         assert step <= len(self.effects), "a state of steps that the job has not done"
         del self.effects[step:]
         for pod in group:
-            pod.step = step
+            pod.step = pod.began = step
 
     def save(self) -> None:
         """The ranks that train write a checkpoint."""
@@ -286,14 +287,14 @@ class Gang:
             pod.still_seconds = 0.0
             pod.report = RankReport(
                 rank=pod.index, phase=RankPhase.TRAINING, step=pod.step or 0, total_steps=_STEPS, loss=0.5,
-                checkpoint=kept, step_time=time,
+                checkpoint=kept, step_time=time, began=pod.began,
             )  # fmt: skip
 
     def peers_notice(self) -> None:
         """Ranks that no group has any more end. Behind a partition they wait: nobody there refuses anything."""
         group = self.group()
-        for pod in self.pods:
-            if pod.alive and pod.rank is not None and pod not in group and not pod.apart:
+        for pod in (one for one in self.pods if one.alive and one.rank is not None and not one.apart):
+            if pod not in group:
                 self.rank_ends(pod, ExitCode.PEER_LOST)
         self.settle()
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from disttrain_api.names import Role
+from disttrain_api.names import REPLACEMENT_SECONDS, Role
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.clock import timestamp
 from tests.builders import a_claim_template, a_report
 from tests.unit.decide.test_failures import COMMAND, restart, verdict
-from tests.unit.decide.test_lost_pods import a_gang, vanish
+from tests.unit.decide.test_lost_pods import a_gang, delete, vanish
 from tests.unit.decide.world import World, a_running_world
 
 STORAGE = a_claim_template()
@@ -183,3 +183,12 @@ def test_losses_that_would_use_up_the_restarts_are_one_of_the_gang() -> None:
     vanish(world, 2)
     status = world.settle().job.status
     assert (status.attempt, status.restarts_since_checkpoint, status.attempts[0].replacements) == (2, 1, [])
+
+
+def test_the_last_loss_of_a_pod_says_whether_it_counts() -> None:
+    world = a_gang()
+    world.end(1, 137, report=a_report(10, checkpoint=10)).settle().confirm_deletions().settle().run_all()
+    world.end(0, 137, report=a_report(20, checkpoint=20)).settle().confirm_deletions().settle().run_all()
+    delete(world, reason="PreemptionByScheduler")
+    world.settle().pass_time(REPLACEMENT_SECONDS + 1).settle()
+    assert (world.job.status.attempt, world.job.status.restarts_since_checkpoint) == (2, 0)

@@ -71,6 +71,8 @@ def test_each_roll_back_is_an_event_and_is_counted() -> None:
     assert happened == [Skipped(1, 1)]
     assert progress(world).roll_backs == 1
     assert said(a_report(9, skipped_steps=3, roll_backs=1)) == ([], [])
+    assert said(a_report(2, skipped_steps=1)) == ([], []), "ranks that begin before these steps"
+    assert said(a_report(3, skipped_steps=2, roll_backs=1)) == ([], []), "nothing is counted twice"
     assert said(a_report(9, skipped_steps=2**53, roll_backs=2**53))[1] == [Skipped(10_000, 10)], "any agent's number"
 
 

@@ -2,11 +2,13 @@
 where it is slow elsewhere, too."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from disttrain_api.report import RankReport, SlowRank
+from disttrain_api.report import RankFailure, RankReport, RestartsInPlace, SlowRank
+from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import Event
 from disttrain_operator.decide.live import Live
@@ -142,3 +144,35 @@ def test_a_rank_that_is_slow_on_another_node_too_has_more_work_and_no_node_is_su
     events_of(world, THRICE.model_copy(update={"rank": rank}))
     world.end(0, 1).end(1, 1).settle()
     assert world.job.status.attempts[-1].avoided_nodes == avoided
+
+
+def test_a_rank_that_is_no_longer_slow_leaves_no_suspicion() -> None:
+    world = a_running_world()
+    events_of(world, THRICE)
+    events_of(world, None)
+    assert (world.job.status.attempts[0].slow_node, world.job.status.attempts[0].slow_rank) == (None, None)
+    events_of(world, THRICE)
+    events_of(world, SLOW.model_copy(update={"rank": 0}))
+    assert world.job.status.attempts[0].slow_node is None, "another one is"
+
+
+def test_ranks_that_have_just_started_again_say_nothing_of_former_ones() -> None:
+    world = a_running_world(runPolicy={"restartStrategy": "InPlace"})
+    events_of(world, THRICE)
+    again = RestartsInPlace(count=1, time=timestamp(world.now), failure=RankFailure(rank=0, signal=9))
+    events_of(world.pass_time(60), None, restarts_in_place=again)
+    assert world.job.status.attempts[0].slow_node == "node1"
+    events_of(world.pass_time(3600), None, restarts_in_place=again)
+    assert world.job.status.attempts[0].slow_node is None
+
+
+def test_a_report_of_before_blames_no_pod_that_was_recreated_since() -> None:
+    world = a_running_world(runPolicy={"restartStrategy": "InPlace"})
+    entry = {"pod": POD, "uid": "former", "time": timestamp(world.now), "reason": "Drained"}
+    world.raw_job["status"]["attempts"][0]["replacements"] = [entry]
+    report = RankReport(rank=0, step=5, total_steps=100, phase="Training", slow_rank=THRICE)
+    for ago, named in ((timedelta(seconds=5), False), (-timedelta(seconds=900), True)):
+        known = report.model_copy(update={"step_time": timestamp(world.now - ago)})
+        found = decided(world, Live(world.pod()["metadata"]["uid"], 1, known))
+        assert bool(found) is named
+        assert (world.job.status.attempts[0].slow_node is not None) is named

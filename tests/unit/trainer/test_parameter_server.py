@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from tests.unit.trainer.comparisons import ACCURACY, LOSS, require_same, require_same_figures, series
 from tests.unit.trainer.loading_code import half_frozen
 from tests.unit.trainer.server_cases import run_server_cases
+from tests.unit.trainer.transformers_code import described
 from tests.unit.trainer.worlds import run_cases, small, user
 
 EVERY_STEP = {"logging": {"interval": 1, "tensorBoard": False}}
@@ -146,3 +147,13 @@ def test_what_is_not_trained_is_that_of_the_weights_on_every_worker(tmp_path):
     two = run_server_cases(tmp_path / "two", 2, {"case": runs})["case"]
     assert series(two) == pytest.approx(series(one), rel=1e-10)
     require_same(two["parameters"], one["parameters"], 1e-10)
+
+
+def test_adapters_that_go_on_need_the_files_of_what_they_adapt(tmp_path):
+    model = {"name": "transformers", "config": {"config": described("llama"), "lora": {"rank": 2}, "sequenceLength": 8}}
+    case = small(model=model, data=user("double_tokens"), checkpoint={"folder": "another-job"}, steps=1)
+    runs = [{"training": case, "settings": {}, "servers": 1, "dataParallel": {}}]
+    found = run_server_cases(tmp_path, 2, {"case": runs})["case"]
+    assert {error.partition(": with")[0] for errors in found["errors"] for error in errors} == {
+        "InvalidConfiguration: `training.checkpoint.folder`"
+    }

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from disttrain_api.parallelism import Pushed
+from disttrain_api.training import ModelName
 from disttrain_trainer.build import build_state
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.expert import expert_layers
@@ -87,7 +88,22 @@ def build_worker_state(config: Config, world: World) -> State:
     replica, stage = number * world.replicas + world.replica, world.at["pipeline"]
     seed_everything(config.training.seed, 1 + replica + replicas * stage)
     require_plain_pushes(config, tables_of(state.module))
+    _require_files_of_frozen(config, state)
     return state
+
+
+def _require_files_of_frozen(config: Config, state: State) -> None:
+    """Raise InvalidConfiguration where the first worker alone, which reads checkpoints, would have the model that is
+    adapted: servers hold what is trained."""
+    kept = config.training.checkpoint
+    adapts = config.training.model.name is ModelName.TRANSFORMERS and not all(
+        one.requires_grad for one in state.module.parameters()
+    )
+    if adapts and kept is not None and kept.folder is not None and kept.initial_from is None:
+        raise InvalidConfiguration(
+            "`training.checkpoint.folder`: with `mode` ParameterServer the first worker alone reads checkpoints, and "
+            "the others need the weights that adapters adapt: name them in `training.checkpoint.initialFrom`, too"
+        )
 
 
 def connect(config: Config, world: World, state: State, stopping: Callable[[], bool]) -> Worker:
