@@ -228,8 +228,7 @@ class Gang:
         cause = RankFailure(rank=pod.index, exit_code=code, signal=code - 128 if code > 128 else None)
         checkpoint = self.checkpoint or None
         pod.end = PodFailure(cause=cause, signaled=signaled, checkpoint=checkpoint, began=pod.began)
-        lost = RankFailure(rank=pod.index, exit_code=ExitCode.PEER_LOST, reason="PeerLost")
-        pod.words = lost if signaled else cause
+        pod.words = RankFailure(rank=pod.index, exit_code=ExitCode.PEER_LOST, reason="PeerLost") if signaled else cause
 
     def group(self) -> list[Pod]:
         """All pods whose ranks train together now; none where they cannot."""
