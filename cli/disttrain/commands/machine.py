@@ -45,9 +45,7 @@ def export(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
-            "--tokenizer", metavar="FOLDER", help="tokenizer to copy (default: that of --model, or of its data)"
-        ),
+        typer.Option("--tokenizer", metavar="FOLDER", help="tokenizer to copy (default: that of --model)"),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="write only the LoRA adapter, for peft")] = False,
     averaged: Annotated[
