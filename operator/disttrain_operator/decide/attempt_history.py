@@ -268,13 +268,16 @@ def _node_if_lost(verdict: Verdict | None) -> str | None:
     return verdict.node if verdict is not None and verdict.class_ == FailureClass.NODE_LOST else None
 
 
-def avoid_lost_node(status: JobStatus, verdict: Verdict, policy: RunPolicy) -> JobStatus:
-    """The pod that is made again in the current attempt avoids the node that it was lost with, if it was."""
-    node, avoided = _node_if_lost(verdict), status.attempts[-1].avoided_nodes
-    if node is None or node in avoided or not policy.node_suspicion.failures:
-        return status
+def avoid_known_nodes(status: JobStatus, verdict: Verdict, policy: RunPolicy) -> JobStatus:
+    """The pod that is made again in the current attempt avoids the node that it was lost with, if it was, and the one
+    on which a rank is slow."""
+    suspicion, attempt = policy.node_suspicion, status.attempts[-1]
+    known = _node_if_lost(verdict) if suspicion.failures else None, attempt.slow_node if suspicion.stragglers else None
+    new = [node for node in known if node is not None and node not in attempt.avoided_nodes]
     # The oldest goes: a job may outlive many nodes.
-    return _with_current(status, {"avoided_nodes": [*avoided, node][-KEPT_LOST_NODES:]})
+    return (
+        _with_current(status, {"avoided_nodes": [*attempt.avoided_nodes, *new][-KEPT_LOST_NODES:]}) if new else status
+    )
 
 
 def _failed_node(attempt: Attempt) -> str | None:

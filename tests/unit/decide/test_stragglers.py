@@ -176,3 +176,14 @@ def test_a_report_of_before_blames_no_pod_that_was_recreated_since() -> None:
         found = decided(world, Live(world.pod()["metadata"]["uid"], 1, known))
         assert bool(found) is named
         assert (world.job.status.attempts[0].slow_node is not None) is named
+
+
+@pytest.mark.parametrize(("stragglers", "avoided"), [(True, ["node1"]), (False, [])])
+def test_a_pod_that_is_recreated_alone_avoids_the_slow_node(stragglers: bool, avoided: list[str]) -> None:
+    policy = {"restartStrategy": "InPlace", "nodeSuspicion": {"stragglers": stragglers, "failures": 0}}
+    world = a_running_world(runPolicy=policy)
+    events_of(world, THRICE)
+    world.end(1, 137).settle()
+    (attempt,) = world.job.status.attempts
+    assert [entry.pod for entry in attempt.replacements] == [POD]
+    assert attempt.avoided_nodes == avoided

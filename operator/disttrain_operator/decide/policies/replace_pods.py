@@ -11,7 +11,7 @@ from disttrain_api.run_policy import FailureAction
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import (
-    avoid_lost_node,
+    avoid_known_nodes,
     count_restart,
     in_attempt,
     ran,
@@ -53,7 +53,7 @@ def note_replacements(situation: Situation) -> Transition | None:
         # Those that all ranks wait for have a budget of their own (replaceable.py).
         status = count_restart(status, counted=counted and not waits)
         status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now, counted=counted and waits)
-        status = avoid_lost_node(status, verdict, policy)
+        status = avoid_known_nodes(status, verdict, policy)
         message = message or verdict.message
     others = ", and the ranks of all pods wait for it" if waits else ""
     state = State.STARTING if not ran(status) else State.RESTARTING if waits else State.RUNNING
