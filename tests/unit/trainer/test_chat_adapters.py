@@ -90,7 +90,8 @@ def test_peft_and_the_merged_model_find_the_loss_that_the_run_found(folder, stor
     described_model = {"name": "transformers", "config": {"path": str(folder / "model"), "lora": LORA}}
     manifest = tmp_path / "job.yaml"
     data = {"name": "chat", "config": data_of(folder)}
-    manifest.write_text(json.dumps(a_manifest(training={"model": described_model, "data": data})))
+    training = {"model": described_model, "data": data, "checkpoint": {"initialFrom": str(folder / "model")}}
+    manifest.write_text(json.dumps(a_manifest(training=training, storage={"claimName": "kept"})))
     export = ["export", str(storage / "together" / layout / "test"), "--model", str(manifest)]
     assert main([*export[:2], str(tmp_path / "adapter"), *export[2:], "--adapter"]) == 0
     assert main([*export[:2], str(tmp_path / "merged"), *export[2:]]) == 0

@@ -52,7 +52,7 @@ def world_of(size: int, parallelism: dict[str, Any]) -> tuple[Any, Any]:
     parsed = JobConfig.model_validate(job(small(), parallelism=parallelism))
     device = Device(torch.device("cpu"), "gloo")
     world = SimpleNamespace(device=device, mesh=Mesh.of(parsed.parallelism, size), parts=1, size=size)
-    return SimpleNamespace(job=parsed, training=parsed.training), world
+    return SimpleNamespace(job=parsed, training=parsed.training, builds_on_meta=False), world
 
 
 @pytest.mark.parametrize("bias", [False, True])
