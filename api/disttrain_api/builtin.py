@@ -305,6 +305,11 @@ def _fit_problems(training: Training) -> Iterator[Problem]:
         yield from _expert_problems(config)
     if isinstance(config, TransformersConfig):
         yield from transformers_problems(config)
+        kept = training.checkpoint
+        begins = kept is not None and (kept.initial_from is not None or kept.folder is not None)
+        if config.lora is not None and config.path is not None and not begins:
+            why = "would adapt random numbers, since `path` is read for its config.json alone"
+            yield "training.model.config.lora", f"{why}: name the folder in `training.checkpoint.initialFrom`, too"
     if training.data.name is None:
         yield from _missing_sizes(config)
     else:

@@ -7,10 +7,6 @@ from tests.refusals.refusal import Refusal
 
 SYNC = {"dataParallel": {"syncBatchNorm": True}}
 RESNET = {"model": {"name": "resnet", "config": {"norm": "Batch"}}}
-ADAPTED = {
-    "model": {"name": "transformers", "config": {"path": "/models/llama", "lora": {"rank": 4}}},
-    "data": {"name": "corpus", "config": {"path": "corpus", "sequenceLength": 8}},
-}
 PATH = "spec.parallelism.dataParallel.syncBatchNorm"
 
 MODEL_REFUSALS = (
@@ -52,13 +48,6 @@ MODEL_REFUSALS = (
         },
     ),
     Refusal(
-        "AdaptersNeedWeights",
-        "spec.training.model.config",
-        "`lora` would adapt random numbers, since `path` is read for its config.json alone: name the folder in"
-        " `training.checkpoint.initialFrom`, too",
-        {"training": ADAPTED},
-    ),
-    Refusal(
         "MetaDeviceNeedsModel",
         "spec.training.model.metaDevice",
         "`metaDevice` needs a model that is initialised by layers, which 'mlp' is not: remove it",
@@ -67,13 +56,5 @@ MODEL_REFUSALS = (
 )
 
 MODELS_ACCEPTED: dict[str, Mapping[str, Any]] = {
-    "adapters of weights": {
-        "storage": {"claimName": "a"},
-        "training": {**ADAPTED, "checkpoint": {"initialFrom": "/models/llama"}},
-    },
-    "adapters that go on": {
-        "storage": {"claimName": "a"},
-        "training": {**ADAPTED, "checkpoint": {"folder": "another-job"}},
-    },
-    "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET},
+    "batches normalised over all replicas": {"parallelism": SYNC, "training": RESNET}
 }

@@ -37,26 +37,7 @@ def _has_copies(spec: JobSpec) -> bool:
     return several and spec.parallelism.device_mode is not DeviceMode.PLACE
 
 
-def _adapts_random_numbers(spec: JobSpec) -> Values | None:
-    training = spec.training
-    if training is None or training.model.name is not ModelName.TRANSFORMERS:
-        return None
-    config, kept = training.model.config, training.checkpoint
-    begins = kept is not None and (kept.initial_from is not None or kept.folder is not None)
-    return when(bool(config.get("lora")) and config.get("path") is not None and not begins)
-
-
 MODEL_RULES = (
-    Rule(
-        id="AdaptersNeedWeights",
-        path="spec.training.model.config",
-        sentence="`lora` would adapt random numbers, since `path` is read for its config.json alone: name the folder in"
-        " `training.checkpoint.initialFrom`, too",
-        check=_adapts_random_numbers,
-        cel=None,
-        python_only="it looks into the free-form config",
-        reads=("spec.training.checkpoint",),
-    ),
     Rule(
         id="SyncBatchNormNeedsLayers",
         path=_PATH,

@@ -32,8 +32,8 @@ def llama(**config):
     return named("transformers", config=LLAMA | config)
 
 
-def training(model, data):
-    return Training.model_validate({"model": model, "data": data, "steps": 1, "microBatchSize": 1})
+def training(model, data, **changes):
+    return Training.model_validate({"model": model, "data": data, "steps": 1, "microBatchSize": 1, **changes})
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,24 @@ def training(model, data):
         (named("mlp", inputSize=2, outputSize=2), MINE),
         (llama(), TEXT),
         (named("transformers", path="/models/any"), TEXT),
-        (named("transformers", path="/models/any", sequenceLength=8, lora={"rank": 4}), MINE),
+        (named("transformers", path="/models/any", sequenceLength=8), MINE),
+        (named("transformers", config=LLAMA, lora={"rank": 4}), TEXT),
         (MINE, DIGITS),
         (MINE, MINE),
     ],
 )
 def test_what_goes_together(model, data):
     assert config_problems(training(model, data)) == []
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "fits"), [({}, False), ({"initialFrom": "/models/any"}, True), ({"folder": "another-job"}, True)]
+)
+def test_adapters_need_the_weights_that_they_adapt(checkpoint, fits):
+    model = named("transformers", path="/models/any", lora={"rank": 4})
+    problems = config_problems(training(model, TEXT, checkpoint=checkpoint))
+    assert [path for path, _ in problems] == ([] if fits else ["training.model.config.lora"])
+    assert fits or "would adapt random numbers" in problems[0][1]
 
 
 IMAGES_WITH_LENGTH = named("synthetic", kind="Images", sequenceLength=3)
