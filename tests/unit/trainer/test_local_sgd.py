@@ -298,14 +298,14 @@ def test_the_simulation_of_one_worker_is_plain_sgd():
     assert torch.allclose(workers.mean(), summed.mean(), rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("parallelism", [of_local_sgd(period=1, outerOptimizer={}), of_bmuf(period=1)])
-def test_replicas_begin_with_weights_that_are_read(tmp_path, parallelism):
+def test_replicas_begin_with_weights_that_are_read(tmp_path):
     """Red where the model that they come back to is the one that was drawn."""
     weights = {name: value + 1.0 for name, value in double_mlp().state_dict().items()}
     save_file(weights, tmp_path / "weights.safetensors")
     nothing = {"name": "SGD", "learningRate": 1e-30}
-    given = {"checkpoint": {"initialFrom": str(tmp_path / "weights.safetensors")}}
-    cases = {"read": [{"training": training(nothing, **given), "parallelism": parallelism}]}
-    found = run_cases(tmp_path / "cases", 2, cases)["read"]
-    assert found["errors"] == [None]
-    require_same(found["parameters"], weights, 1e-10)
+    given = training(nothing, checkpoint={"initialFrom": str(tmp_path / "weights.safetensors")})
+    modes = {"DiLoCo": of_local_sgd(period=1, outerOptimizer={}), "BMUF": of_bmuf(period=1)}
+    cases = {name: [{"training": given, "parallelism": parallelism}] for name, parallelism in modes.items()}
+    for name, found in run_cases(tmp_path / "cases", 2, cases).items():
+        assert found["errors"] == [None], name
+        require_same(found["parameters"], weights, 1e-10)
