@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disttrain_operator.preflight import LEASE_RIGHTS, RIGHTS
+from disttrain_operator.preflight import HISTORY_RIGHTS, LEASE_RIGHTS, PROXY_RIGHTS, RIGHTS
 from tests.chance import chance
 from tests.integration.fleet import Fleet
 from tests.integration.operator_process import LEASE, OperatorProcess, eventually
@@ -155,7 +155,7 @@ def test_a_standby_writes_nothing(fleet: Fleet, pair: Pair, audit_log: Path) -> 
         if line.startswith("disttrain_api_requests_total") and 'verb="GET"' not in line
     ]
     # At its start it asks what it may do.
-    questions = sum(len(verbs) for _, _, verbs in (*RIGHTS, *LEASE_RIGHTS))
+    questions = sum(len(verbs) for _, _, verbs in (*RIGHTS, *LEASE_RIGHTS, *HISTORY_RIGHTS, *PROXY_RIGHTS))
     assert written == [f'disttrain_api_requests_total{{code="201",verb="POST"}} {questions}.0']
     spent = {name: state_seconds(pair.operators[name].page("metrics")) for name in pair.operators}
     assert spent[leader] > 0, "the replica that acts counts what jobs spend their time on"
