@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "api"), str(REPOSITORY / "trainer_image")]
 
 from benchmarks import harness, ranks
-from benchmarks.checkpoint_stall import STRATEGIES
-from benchmarks.trainer_overhead import RANKS, job
+from benchmarks.checkpoint_stall import STRATEGIES, large_job
+from benchmarks.trainer_overhead import RANKS
 
 MEMORY = "/dev/shm"
 
@@ -25,13 +25,8 @@ MEMORY = "/dev/shm"
 def measure(quick: bool) -> Iterator[harness.Row]:
     repeats = 2 if quick else 10
     for name, parallelism in STRATEGIES.items():
-        described = job(parallelism, 1000)
-        training = described["training"]
-        training["model"]["config"] |= {"layers": 8, "heads": 8, "width": 512}
-        training["data"]["config"]["sequenceLength"] = 16
-        training["microBatchSize"] = 1
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
-            (Path(folder) / "job.json").write_text(json.dumps(described))
+            (Path(folder) / "job.json").write_text(json.dumps(large_job(parallelism)))
             printed = ranks.run(Path(folder), "benchmarks.restoring_rank", RANKS, str(repeats), memory)
         lines = [[float(word) for word in line.split()] for line in printed.splitlines()]
         disk, held, copied = zip(*lines, strict=True)

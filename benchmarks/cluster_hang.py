@@ -28,18 +28,6 @@ from benchmarks.recovery import p95
 from benchmarks.start_latency import a_namespace, lines_of
 from disttrain_api.names import GROUP, PLURAL, VERSION
 
-SIGNAL_THE_RANK = """
-import os, signal, time
-def read(pid, name):
-    return open(f"/proc/{{pid}}/{{name}}", "rb").read()
-def is_rank(pid):
-    words, variables = (read(pid, name).split(bytes(1)) for name in ("cmdline", "environ"))
-    started = b"disttrain_trainer" in words and any(word.startswith(b"RANK=") for word in variables)
-    return started or read(pid, "comm").startswith(b"rank ")
-(rank,) = filter(is_rank, filter(str.isdigit, os.listdir("/proc")))
-print(time.time(), flush=True)
-os.kill(int(rank), signal.{signal})
-"""
 STEPS_BETWEEN = 200
 """So many that the agent has forgotten how long the one took in which a rank was stopped."""
 
@@ -56,9 +44,9 @@ def measure(quick: bool) -> Iterator[harness.Row]:
             until(lambda seen=reached: newest_step(core, namespace, gang) > seen + STEPS_BETWEEN, "steps are done")
             steps.append(step_seconds(core, namespace, gang))
             victim = number % 2
-            stopped = float(gang.run(gang.pod(victim), SIGNAL_THE_RANK.format(signal="SIGSTOP")))
+            stopped = gang.signal_rank(victim, "SIGSTOP")
             named, message = seen_when(namespace, lambda one: one["status"] == "True")
-            gang.run(gang.pod(victim), SIGNAL_THE_RANK.format(signal="SIGCONT"))
+            gang.signal_rank(victim, "SIGCONT")
             seconds.append(named - stopped)
             right.append(message.startswith(f"rank {victim} (pod {gang.pod(victim)} "))
             _, message = seen_when(namespace, lambda one: one["status"] == "False")

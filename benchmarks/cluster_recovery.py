@@ -37,7 +37,7 @@ TRIES = 4
 """Jobs for each node that is to be lost."""
 STORAGE_CLASS = "disttrain-shared"
 LEASE = "disttrain-operator"
-KILL_THE_RANK = """
+_SIGNAL_THE_RANK = """
 import os, signal, time
 def read(pid, name):
     return open(f"/proc/{pid}/{name}", "rb").read()
@@ -47,8 +47,9 @@ def is_rank(pid):
     return started or read(pid, "comm").startswith(b"rank ")
 (rank,) = filter(is_rank, filter(str.isdigit, os.listdir("/proc")))
 print(time.time(), flush=True)
-os.kill(int(rank), signal.SIGKILL)
+os.kill(int(rank), signal.SIGNAL)
 """
+"""Prints when."""
 ONE_STEP = """
 import torch
 import torch.distributed as dist
@@ -87,9 +88,9 @@ class Gang:
 
         return until(stepped, "a step is logged")
 
-    def kill_rank(self) -> float:
-        """Kill rank 1; returns when."""
-        return float(self.run(self.pod(1), KILL_THE_RANK))
+    def signal_rank(self, worker: int, name: str) -> float:
+        """Send the rank of a worker a signal, such as SIGKILL; returns when."""
+        return float(self.run(self.pod(worker), _SIGNAL_THE_RANK.replace("SIGNAL", name)))
 
     def has_zygotes(self) -> None:
         """Return when each pod has its zygote."""
@@ -189,7 +190,7 @@ def recoveries(core: client.CoreV1Api, strategy: str, kills: int, lost: int | No
             gang.trains(began)
             if strategy == "InPlace" and lost is None:
                 gang.has_zygotes()
-            began = gang.kill_rank() if lost is None else gang.lose_pod(lost)
+            began = gang.signal_rank(1, "SIGKILL") if lost is None else gang.lose_pod(lost)
             taken.append(gang.trains(began) - began)
     return taken
 

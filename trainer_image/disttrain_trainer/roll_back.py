@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
@@ -153,8 +153,11 @@ def _mark(config: Config, state: State, checkpoints: Checkpoints) -> None:
     """Write a mark behind the samples of the step that was judged last, which has neither been made nor left behind."""
     former, behind = _read(config), state.sampler.advance(state.cursor)
     before = None if former is None or checkpoints.writing else former.rolled_to
-    if before is not None and checkpoints.newest() != before:
-        # What was written since then has parameters of its own.
+    # What was written since then has parameters of its own. A storage that does not answer must not hide the loss.
+    newest = None
+    with suppress(OSError):
+        newest = checkpoints.newest()
+    if newest != before:
         before = None
     skipped = 0 if state.guard is None else state.guard.skipped
     mark = Mark(
