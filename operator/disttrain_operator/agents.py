@@ -324,7 +324,7 @@ class Agents:
         job = self._world.job(agent.job_uid) if longest >= LEAST_PROGRESS_DEADLINE_SECONDS else None
         if job is None or job.spec is None:
             return None
-        if stall is not None and exceeds(stall, job.spec, suspected=suspicion is not None):
+        if stall is not None and exceeds(stall, job.spec, suspicion):
             return await self._stacks.located(agent, ask, stall)
         return await self._stacks.idle(agent, ask, job.spec) if idle_stall_of(status, job.spec) is not None else None
 

@@ -1,5 +1,6 @@
 """Ranks that hang by themselves, through `disttrain run`: it asks their agents and judges as the operator does."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,9 +52,11 @@ def stop(run: Run, *processes: psutil.Process) -> None:
     run.until(lambda: all(one.status() == psutil.STATUS_STOPPED for one in processes), "they are stopped")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_is_named_and_starts_again_in_its_pod(workplace: Workplace, rank: int) -> None:
-    run = start(workplace, "InPlace")
+@pytest.mark.parametrize(
+    ("rank", "deadline"), [(0, 10), (1, 10), (1, 3600)], ids=["rank 0", "rank 1", "long before the deadline"]
+)
+def test_a_stopped_rank_is_named_and_starts_again_in_its_pod(workplace: Workplace, rank: int, deadline: int) -> None:
+    run = start(workplace, "InPlace", deadline)
     stop(run, ranks_of(run)[rank])
     run.until(
         lambda: f"rank {rank} (pod digits-" in run.stderr and "is stopped by a signal" in run.stderr, "it is named"
@@ -63,7 +66,10 @@ def test_a_stopped_rank_is_named_and_starts_again_in_its_pod(workplace: Workplac
     assert attempt["restartsInPlace"] == 1
     assert f"rank {rank} (pod digits-" in attempt["lastRestartInPlace"]
     assert "was killed by its agent, since no rank did a step" in attempt["lastRestartInPlace"]
-    assert f"from the memory of rank {1 - rank}, which has survived" in run.log(0, attempt=1)
+    log = run.log(0, attempt=1)
+    kept = f"from the memory of rank {1 - rank}, which has survived" in log
+    # It may have been stopped just when the checkpoint of the same step was written.
+    assert kept or re.search(r"the checkpoint of step (\d+) is as new as the state of step \1\b", log)
 
 
 def test_a_deadlock_in_collectives_is_named_with_both_places_and_the_gang_recreated(workplace: Workplace) -> None:

@@ -1,22 +1,25 @@
 """Ranks that train and do no step any more, or do not get on with what they do besides (phase_clocks.py): by what their
 agents say, never by what they do not say."""
 
+import math
 from datetime import datetime, timedelta
 
 from disttrain_api.names import Reason, Role
 from disttrain_api.report import AgentStatus, RankPhase, RankReport, RankStatus
-from disttrain_api.run_policy import FailureAction
+from disttrain_api.run_policy import FailureAction, RestartStrategy
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, Verdict
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.cause import Cause
 from disttrain_operator.decide.failure_policy import MatchedAction, match_failure_policy
 from disttrain_operator.decide.gang import Gang
-from disttrain_operator.decide.live import Stall
+from disttrain_operator.decide.live import Stall, Suspicion
 from disttrain_operator.decide.observed import PodFacts
 
 MIN_SECONDS = 60
 """Ranks of which none is suspected have so long at least, and a pod that became ready."""
+_LONGEST = 5.0
+"""So many of the longest of the last steps, where a hang is certain: the job's own limit, within its deadline."""
 # Ranks report logged steps alone: so many of the pauses between two of them must have passed, too.
 _LOGGED_PAUSES = 3
 _DOES = {
@@ -57,10 +60,10 @@ def _pace(report: RankReport) -> float | None:
     return report.remaining_seconds / left if report.remaining_seconds is not None and left > 0 else None
 
 
-def exceeds(stall: Stall, spec: JobSpec, *, suspected: bool = False) -> bool:
+def exceeds(stall: Stall, spec: JobSpec, suspicion: Suspicion | None = None) -> bool:
     """Return whether they have done no step for longer than the job allows, and than its log needs for some lines.
 
-    suspected: whether one of them seems to hang, by the job's own steps. Else a short deadline is not enough.
+    suspicion: of a rank that seems to hang, by the job's own steps. Without one a short deadline is not enough.
     """
     deadline = spec.run_policy.progress_deadline_seconds
     # A trainer of another version may evaluate, too, and say nothing of it.
@@ -68,8 +71,22 @@ def exceeds(stall: Stall, spec: JobSpec, *, suspected: bool = False) -> bool:
         return False
     if stall.limit_seconds is not None:
         return stall.seconds >= stall.limit_seconds
-    least = deadline if suspected or not stall.in_training else max(deadline, MIN_SECONDS)
-    return stall.seconds >= max(least, _seconds_for_lines(stall, spec))
+    short = suspicion is not None or not stall.in_training
+    limit = float(deadline if short else max(deadline, MIN_SECONDS))
+    # Where ranks restart in place, an alarm that is false would cost no pod.
+    if spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and suspicion is not None:
+        limit = min(limit, _learned_limit(suspicion))
+    return stall.seconds >= max(limit, _seconds_for_lines(stall, spec))
+
+
+def _learned_limit(suspicion: Suspicion) -> float:
+    return max(MIN_SECONDS, _LONGEST * suspicion.longest_seconds) if suspicion.blame.certain else math.inf
+
+
+def is_early(stall: Stall, spec: JobSpec) -> bool:
+    """Return whether their time is over by the job's own steps alone (`exceeds`): their pods have until the deadline."""
+    deadline = spec.run_policy.progress_deadline_seconds
+    return deadline is None or stall.seconds < deadline
 
 
 def _seconds_for_lines(stall: Stall, spec: JobSpec) -> float:
@@ -85,7 +102,7 @@ def hang_of(gang: Gang, now: datetime) -> Verdict | None:
     if live is None or live.stall is None or live.attempt != gang.attempt or not ran(gang.status):
         return None
     incomplete = gang.missing or gang.succeeded or not all(pod.undisturbed for pod in gang.pods)
-    if incomplete or not exceeds(live.stall, gang.spec, suspected=live.suspicion is not None):
+    if incomplete or not exceeds(live.stall, gang.spec, live.suspicion):
         return None
     # A machine that was frozen goes on: its pod is ready again before its ranks have reported a step.
     settled = now - timedelta(seconds=MIN_SECONDS + _seconds_for_lines(live.stall, gang.spec))
@@ -99,6 +116,7 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     """first: the pod of the rank that the stall names."""
     policy, pod = gang.spec.run_policy, first
     rank: int | None = stall.rank
+    early = "; its own steps take far less" if is_early(stall, gang.spec) else ""
     blamed, place = "", f"; it is in {stall.stack}" if stall.stack else ""
     of_blamed = pod_of(stall.blame.rank, gang) if stall.blame is not None else None
     if stall.blame is not None and (of_blamed is not None or stall.blame.rank is None):
@@ -112,7 +130,7 @@ def _verdict(first: PodFacts, stall: Stall, gang: Gang) -> Verdict:
     return Verdict(
         reason=cause.reason,
         message=f"{blamed}rank {stall.rank} ({place_of(first)}) {_does(stall)}"
-        f" (progressDeadlineSeconds: {policy.progress_deadline_seconds}){place}"
+        f" (progressDeadlineSeconds: {policy.progress_deadline_seconds}{early}){place}"
         + (f"; {stall.recorded}" if stall.recorded else ""),
         class_=cause.class_,
         action=matched.action,

@@ -6,6 +6,7 @@ from disttrain_api.bounds import continued
 from disttrain_api.run_policy import FailureAction, RestartStrategy
 from disttrain_api.status import Verdict
 from disttrain_operator.decide.decision import Event, RestartInPlace, State, Transition
+from disttrain_operator.decide.hang import is_early
 from disttrain_operator.decide.live import Stall
 from disttrain_operator.decide.situation import Situation
 
@@ -13,9 +14,9 @@ ORDER_SECONDS = 90
 """After an order to restart in place: for the ranks to end, which their agents give a minute, and to be asked again."""
 
 
-def in_place_first(situation: Situation, verdict: Verdict) -> Transition | Verdict:
+def in_place_first(situation: Situation, verdict: Verdict) -> Transition | Verdict | None:
     """Order a restart in place of the ranks that hang, or wait for it; return the verdict by which the attempt ends
-    where the job asks for none, no restart is left in place, or none has come about."""
+    where the job asks for none, no restart is left in place, or none has come about; None: not yet."""
     live, policy, now = situation.observed.live, situation.run_policy, situation.now
     fails = verdict.action == FailureAction.FAIL_JOB
     if policy.restart_strategy is not RestartStrategy.IN_PLACE or fails or live is None or live.stall is None:
@@ -28,6 +29,8 @@ def in_place_first(situation: Situation, verdict: Verdict) -> Transition | Verdi
     until = order.given.at + timedelta(seconds=ORDER_SECONDS)
     if order.refused is None and now < until:
         return _ordered(situation, verdict, order.given)
+    if is_early(live.stall, situation.spec):
+        return None
     why = f"it took more than {ORDER_SECONDS} s" if order.refused is None else order.refused
     return verdict.model_copy(update={"message": continued(verdict.message, f"no restart in place: {why}")})
 

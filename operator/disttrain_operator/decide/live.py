@@ -56,6 +56,8 @@ class Suspicion:
     """How long no rank had ended a step."""
     median_seconds: float
     """How long a step takes."""
+    longest_seconds: float
+    """The longest of the last steps."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A rank that seems to hang, after some of the job's own steps: a condition and an Event, and nothing else follows.
+"""A rank that seems to hang, after some of the job's own steps: a condition and an Event.
 
 What restarts a job is in hang.py. This is sooner, and is withdrawn when a step ends.
 """
@@ -74,7 +74,7 @@ def suspect(former: Blame | None, latter: Blame | None, standstill: Standstill) 
     least = _UNCERTAIN_SECONDS + _UNCERTAIN_LONGEST * standstill.longest_seconds
     if not former.certain and standstill.still_seconds < least:
         return None
-    return Suspicion(former, standstill.still_seconds, standstill.median_seconds)
+    return Suspicion(former, standstill.still_seconds, standstill.median_seconds, standstill.longest_seconds)
 
 
 def suspicion_of(status: JobStatus, gang: Gang) -> str | None:

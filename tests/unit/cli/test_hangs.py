@@ -17,7 +17,7 @@ from disttrain_operator.decide.live import Blame, Live, Suspicion
 from tests.builders import NOW, a_job, a_raw_job, a_raw_pod, running
 
 UID = a_raw_job()["metadata"]["uid"]
-SUSPICION = Suspicion(Blame(1, "is stopped by a signal"), 4.0, 0.2)
+SUSPICION = Suspicion(Blame(1, "is stopped by a signal"), 4.0, 0.2, 0.3)
 ONCE = RestartsInPlace(count=1, time="2026-01-01T12:00:00Z", failure=RankFailure(rank=1, exit_code=137))
 
 

@@ -109,7 +109,7 @@ def test_the_deadline_is_never_shorter_than_the_log_is_slow(
 
 
 SHORT = {"progressDeadlineSeconds": 10, "restartBackoffSeconds": 0}
-SUSPICION = Suspicion(Blame(1, "is stopped by a signal, and rank 0 waits in f (a:1)", certain=True), 4.0, 0.1)
+SUSPICION = Suspicion(Blame(1, "is stopped by a signal, and rank 0 waits in f (a:1)", certain=True), 4.0, 0.1, 0.3)
 
 
 @pytest.mark.parametrize(

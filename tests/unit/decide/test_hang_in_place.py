@@ -10,7 +10,7 @@ from disttrain_api.report import PodReport, RankFailure, RestartsInPlace
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.decision import CreatePod, Decision, DeletePod, Order, RestartInPlace
 from disttrain_operator.decide.hang_in_place import ORDER_SECONDS
-from disttrain_operator.decide.live import Blame, Live
+from disttrain_operator.decide.live import Blame, Live, Suspicion
 from disttrain_operator.decide.reading import observe
 from tests.unit.decide.test_hang import LIMIT, STALL
 from tests.unit.decide.world import World, a_running_world
@@ -127,6 +127,42 @@ def test_a_hang_of_other_ranks_gets_an_order_of_its_own(world: World, former: di
 )
 def test_no_order_is_given_where_the_job_does_not_ask_for_it(policy: dict[str, Any]) -> None:
     assert is_recreated(hung(a_running_world(runPolicy=policy)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "blame", "policy", "is_over"),
+    [
+        (60, 12.0, STOPPED, {}, True),
+        (60, 12.1, STOPPED, {}, False),
+        (599, 120.0, STOPPED, {}, False),
+        (600, 120.0, STOPPED, {}, True),
+        (59, 0.1, STOPPED, {}, False),
+        (60, 12.0, MUTUAL, {}, True),
+        (599, 0.1, replace(STOPPED, certain=False), {}, False),
+        (599, 0.1, STOPPED, {"restartStrategy": "Recreate"}, False),
+    ],
+    ids=["five of the longest step", "not yet", "the deadline bounds it", "the deadline", "a minute at least",
+         "all wait for each other", "it may be slow", "pods are recreated"],
+)  # fmt: skip
+def test_a_hang_that_is_certain_has_a_limit_of_the_jobs_own_steps(
+    seconds: float, longest: float, blame: Blame, policy: dict[str, Any], is_over: bool
+) -> None:
+    world = a_running_world(runPolicy=IN_PLACE | policy)
+    stall, suspicion = replace(STALL, seconds=seconds, blame=blame), Suspicion(blame, 4.0, 0.1, longest)
+    decision = hung(world, stall=stall, suspicion=suspicion)
+    assert [type(action) for action in decision.actions] == [RestartInPlace] * is_over
+    assert (decision.reason == "ProgressDeadlineExceeded") == is_over
+
+
+@pytest.mark.parametrize("refused", [None, "worker 0's agent: it answers 409"])
+def test_before_the_deadline_no_pod_is_recreated_for_it(world: World, refused: str | None) -> None:
+    early = {"stall": replace(STALL, seconds=599, blame=STOPPED), "suspicion": Suspicion(STOPPED, 4.0, 0.1, 0.3)}
+    order = ordered(hung(world, **early))
+    assert "(progressDeadlineSeconds: 600; its own steps take far less)" in order.why
+    given = Order(order, refused=refused)
+    waits = hung(world, given, later=ORDER_SECONDS, **early)
+    assert (waits.actions, waits.reason) == ((), "AllPodsRunning")
+    assert is_recreated(hung(world, given, later=ORDER_SECONDS))
 
 
 def test_nothing_is_ordered_for_ranks_that_get_on(world: World) -> None:

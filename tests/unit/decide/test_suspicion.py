@@ -24,7 +24,7 @@ SENTENCE = (
     " (median)"
 )
 NOBODY = ("False", "NotHanging", "no rank is known to hang")
-FOUND = Suspicion(STOPPED, 4.2, 0.02)
+FOUND = Suspicion(STOPPED, 4.2, 0.02, 0.03)
 OVER = Event("NotHanging", "the ranks take steps again")
 
 
@@ -50,7 +50,7 @@ def test_ranks_stand_still_after_three_medians_or_a_pause_longer_than_any_and_a_
     assert standstill(a_rank(usual - 0.01, median, longest)) is None
     assert standstill(a_rank(usual, median, longest)) == Standstill(usual, median, longest)
     assert suspect(STOPPED, STOPPED, Standstill(least - 0.01, median, longest)) is None
-    assert suspect(STOPPED, STOPPED, Standstill(least, median, longest)) == Suspicion(STOPPED, least, median)
+    assert suspect(STOPPED, STOPPED, Standstill(least, median, longest)) == Suspicion(STOPPED, least, median, longest)
 
 
 def test_all_ranks_of_a_pod_stand_still_by_the_slowest_of_them_or_none_does() -> None:
@@ -105,7 +105,7 @@ def test_a_rank_hangs_by_two_looks_that_agree_and_one_that_may_be_slow_does_late
     former: Blame | None, latter: Blame | None, still: float, named: bool
 ) -> None:
     found = suspect(former, latter, Standstill(still, 1.0, 2.0))
-    assert found == (Suspicion(former, still, 1.0) if named and former is not None else None)
+    assert found == (Suspicion(former, still, 1.0, 2.0) if named and former is not None else None)
 
 
 def answered(world: World, found: Suspicion | None, order: Order | None = None, **changes: Any) -> tuple[Event, ...]:
