@@ -24,13 +24,15 @@ def answer_for_stacks(rank: int, folder: Path | None) -> None:
     # A rank without a place for them trains all the same.
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
+        # First: a signal that comes while the main thread starts another one may be that one's to answer.
+        with suppress(OSError):
+            answer_for_collectives(rank, folder)
         part = folder / f".rank-{rank}.stacks.part"
         # faulthandler writes to the descriptor for as long as the process lives.
         file = part.open("ab", buffering=0)
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False)
         part.rename(folder / f"rank-{rank}.stacks")
         _kept.append(file)
-        answer_for_collectives(rank, folder)
 
 
 _kept: list[object] = []
