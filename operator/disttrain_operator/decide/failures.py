@@ -17,7 +17,7 @@ from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.missed import missed
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
-from disttrain_operator.decide.replaceable import replaceable, waits_for_lost_pods
+from disttrain_operator.decide.replaceable import begins_at, has_gone_on, replaceable, waits_for_lost_pods
 from disttrain_operator.plan.identity import pod_name
 
 # A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
@@ -156,17 +156,22 @@ class Failures:
         for role, index in lost:
             if (role, index) in failed or (role, index) in being_replaced:
                 continue
-            name = pod_name(self.job.name, self.job.uid, role, index, self.gang.attempt)
-            nothing = PodFacts(name=name, uid="", role=role, index=index, attempt=self.gang.attempt, gone=True)
+            nothing = PodFacts(name=self._name((role, index)), uid="", role=role, index=index, attempt=self.gang.attempt, gone=True)
             yield last.get((role, index), nothing)
 
     def _being_replaced(self) -> set[Identity]:
         """Members that are about to be made again alone."""
-        name = self.job.name, self.job.uid
-        replaced = {entry.pod for entry in self.gang.status.attempts[-1].replacements}
-        known = {(pod.role, pod.index) for pod in self.gang.seen}
+        gang, status = self.gang, self.gang.status
+        former = {(pod.role, pod.index) for pod in gang.replaced}
+        known = {(pod.role, pod.index) for pod in gang.seen}
         return {
-            (role, index)
-            for role, index in self.gang.missing
-            if (role, index) not in known and pod_name(*name, role, index, self.gang.attempt) in replaced
+            identity
+            for identity in gang.missing
+            if identity not in known
+            and begins_at(gang.spec, status, name := self._name(identity)) is not None
+            # Else the new pod has come, and is lost, too.
+            and (identity in former or not has_gone_on(gang.spec, status, name))
         }
+
+    def _name(self, identity: Identity) -> str:
+        return pod_name(self.job.name, self.job.uid, *identity, self.gang.attempt)

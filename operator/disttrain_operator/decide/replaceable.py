@@ -6,20 +6,32 @@ does better.
 """
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 
+from disttrain_api.backoff import backoff_seconds
 from disttrain_api.names import Role
 from disttrain_api.run_policy import FailureAction, RestartStrategy
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
-from disttrain_api.status import FailureClass
-from disttrain_operator.decide.attempt_history import last_known_step, pending_verdict, ran
+from disttrain_api.status import FailureClass, JobStatus
+from disttrain_api.times import parse_time
+from disttrain_operator.decide.attempt_history import (
+    last_known_step,
+    pending_verdict,
+    ran,
+    replacements_without_progress,
+)
 from disttrain_operator.decide.cause import Cause
+from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.failure_policy import MatchedAction, is_counted
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.observed import PodFacts
 
 MOST = 16
 """Pods without a new checkpoint between them. If more are lost, the gang is."""
+_GOES_ON = timedelta(seconds=60)
+"""Steps that are logged so long after that or later are the new pod's, too: the clocks are those of two machines, and
+who has not noticed the loss does some steps more."""
 _OF_THE_CLUSTER = frozenset({FailureClass.POD_LOST, FailureClass.DISRUPTION, FailureClass.NODE_LOST})
 # The agent died with its ranks, unless it reports a failure: then it has decided that no rank starts again.
 _OF_A_WHOLE_POD = frozenset({FailureClass.KILLED, FailureClass.OUT_OF_MEMORY, FailureClass.OUT_OF_STORAGE})
@@ -32,19 +44,35 @@ def waits_for_lost_pods(spec: JobSpec) -> bool:
     return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and not in_queue
 
 
+def begins_at(spec: JobSpec, status: JobStatus, pod: str) -> datetime | None:
+    """Return when the pod of this name may be made again; None where it was never replaced in this attempt."""
+    entries = [entry for entry in status.attempts[-1].replacements if entry.pod == pod]
+    if not entries:
+        return None
+    first = spec.run_policy.restart_backoff_seconds
+    return after(entries[-1].time, backoff_seconds(replacements_without_progress(status, pod), first))
+
+
+def has_gone_on(spec: JobSpec, status: JobStatus, pod: str) -> bool:
+    """Return whether the ranks, which all wait for the pod of this name, have done steps since it was made again."""
+    begun = begins_at(spec, status, pod)
+    last = None if status.progress is None else parse_time(status.progress.last_step_time)
+    return waits_for_lost_pods(spec) and begun is not None and last is not None and last >= begun + _GOES_ON
+
+
 def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> frozenset[str]:
     """Return the names of the pods, of those that failed so, that are made again alone."""
     if not waits_for_lost_pods(gang.spec) or not ran(gang.status) or pending_verdict(gang.status) is not None:
         return frozenset()
     entries, step = gang.status.attempts[-1].replacements, last_known_step(gang.status)
     since = [entry for entry in entries if entry.checkpoint_step == step]
-    before = {entry.pod for entry in since}
+    before = {entry.pod for entry in since if not has_gone_on(gang.spec, gang.status, entry.pod)}
     found = [cause for cause, matched in failures if _is_lost(cause, matched) and cause.pod.name not in before]
     if not any(map(_holds, gang.pods)):
         return frozenset()
     # Pods have a budget of their own: where it is used up, the gang's begins.
     counted = sum(entry.counted for entry in since) + sum(map(is_counted, found))
-    too_many = len(before) + len(found) > MOST or counted > gang.spec.run_policy.max_restarts
+    too_many = len(since) + len(found) > MOST or counted > gang.spec.run_policy.max_restarts
     return frozenset() if too_many else frozenset(cause.pod.name for cause in found)
 
 

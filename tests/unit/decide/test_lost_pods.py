@@ -11,6 +11,7 @@ from disttrain_api.goodput import by_state, counted_until
 from disttrain_api.names import REPLACEMENT_SECONDS, ExitCode
 from disttrain_api.report import RankFailure
 from disttrain_api.status import Replacement
+from disttrain_api.times import parse_time
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import CreatePod
 from disttrain_operator.decide.live import Live
@@ -248,7 +249,7 @@ def test_many_lost_pods_are_a_lost_gang() -> None:
         for index in range(1, lost + 1):
             vanish(world, index)
         world.settle(rounds=100)
-        assert world.job.status.attempt == attempt
+    assert world.job.status.attempt == attempt
 
 
 def test_the_same_pod_is_made_again_alone_once_per_checkpoint_and_its_numbers_grow() -> None:
@@ -262,6 +263,24 @@ def test_the_same_pod_is_made_again_alone_once_per_checkpoint_and_its_numbers_gr
     world.end(1, 137, report=a_report(25, checkpoint=20)).settle()
     assert world.job.status.attempt == 2
     assert verdict(world).reason == "RankFailed"
+
+
+@pytest.mark.parametrize(("later", "attempt"), [(None, 2), (59, 2), (60, 1)])
+def test_it_is_made_again_alone_where_the_ranks_have_done_steps_since(later: int | None, attempt: int) -> None:
+    """Red where they lose an hour of steps, which the others keep in memory, at the second loss before a checkpoint."""
+    world = a_gang()
+    vanish(world)
+    world.settle().confirm_deletions().settle().run_all()
+    (entry,) = replacements(world)
+    lost = parse_time(entry.time)
+    assert lost is not None
+    progress = {"step": 500, "totalSteps": 9000, "updateTime": entry.time}
+    if later is not None:
+        progress["lastStepTime"] = timestamp(lost + timedelta(seconds=later))
+    world.pass_time(3600).raw_job["status"]["progress"] = progress
+    vanish(world)
+    world.settle()
+    assert world.job.status.attempt == attempt
 
 
 @pytest.mark.parametrize(
