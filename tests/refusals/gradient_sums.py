@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.builders import merge
 from tests.refusals.refusal import Refusal
+from tests.refusals.servers import on_servers
 
 DATA_PARALLEL = "spec.parallelism.dataParallel"
 
@@ -113,14 +114,14 @@ GRADIENT_SUM_REFUSALS = (
     ),
     *(
         Refusal(
-            "SkipStepsJudgesOneGradient",
+            "SkipStepsJudgesStepsOfAll",
             "spec.training.skipSteps",
-            "`skipSteps` needs `dataParallel.mode` AllReduce, and conflicts with PipeDream, PipeDream2BW, FP16, which"
-            " skips overflows itself, and compression with error feedback",
+            "`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream, PipeDream2BW, FP16, which skips"
+            " overflows itself, and compression with error feedback",
             merge(spec, {"training": {"skipSteps": {}}}),
         )
         for spec in (
-            {"parallelism": {"dataParallel": {"mode": "LocalSGD"}}},
+            on_servers(),
             {**FOUR, "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}}},
             {"training": {"precision": "FP16"}},
             compressed("OneBit"),

@@ -1,4 +1,4 @@
-"""What goes with steps that are skipped: all ranks judge one gradient before any of them makes an update of it."""
+"""What goes with steps that are skipped: all ranks judge one step before any of them makes an update of it."""
 
 from disttrain_api.compute import Precision
 from disttrain_api.parallelism import DataParallelMode
@@ -16,7 +16,7 @@ def _skipped_with_another(spec: JobSpec) -> Values | None:
         return None
     settings = spec.parallelism.data_parallel
     return when(
-        settings.mode is not DataParallelMode.ALL_REDUCE
+        settings.mode is DataParallelMode.PARAMETER_SERVER
         or schedule_of(spec.parallelism) in FLUSHLESS_SCHEDULES
         or spec.training.precision is Precision.FP16
         or (settings.compression is not None and settings.compression.name in KEEP_THE_REST)
@@ -35,12 +35,12 @@ def _nowhere_to_roll_back(spec: JobSpec) -> Values | None:
 _ON_MOST_IN_ROW = given("self.?training.?skipSteps.?onMostInRow", "''")
 SKIPPED_STEP_RULES = (
     Rule(
-        id="SkipStepsJudgesOneGradient",
+        id="SkipStepsJudgesStepsOfAll",
         path="spec.training.skipSteps",
-        sentence="`skipSteps` needs `dataParallel.mode` AllReduce, and conflicts with PipeDream, PipeDream2BW, FP16,"
-        " which skips overflows itself, and compression with error feedback",
+        sentence="`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream, PipeDream2BW, FP16, which skips"
+        " overflows itself, and compression with error feedback",
         check=_skipped_with_another,
-        cel="!self.?training.?skipSteps.hasValue() || (self.parallelism.dataParallel.mode == 'AllReduce'"
+        cel="!self.?training.?skipSteps.hasValue() || (self.parallelism.dataParallel.mode != 'ParameterServer'"
         f" && !({FLUSHLESS}) && self.training.precision != 'FP16'"
         f" && !({COMPRESSION_NAME} in {list_of(KEEP_THE_REST)}))",
         reads=(

@@ -52,6 +52,9 @@ TRAININGS = {
     "gpt, AdamW, 20 steps": small(**COMMON | {"steps": 20}, **GPT, optimizer=ADAMW),
 }
 SHARD = "dataParallelShardDegree"
+# With an average after each step, steps of SGD are those of replicas that sum their gradients, where all have as many
+# samples.
+LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 1}}}
 CONTEXT = "contextParallelDegree"
 RING = {"contextParallelMethod": "Ring"}
 TENSOR = "tensorParallelDegree"

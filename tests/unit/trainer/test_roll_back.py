@@ -7,6 +7,7 @@ import pytest
 
 from disttrain_trainer.roll_back import MARK_FILE
 from tests.unit.trainer.comparisons import require_same, require_same_bits
+from tests.unit.trainer.layouts import LOCAL
 from tests.unit.trainer.worlds import run_cases, small
 
 DATA = ("spoilt_steps", "spoilt_rows")
@@ -158,9 +159,11 @@ def test_a_checkpoint_behind_the_mark_is_resumed_as_it_is(alone: dict[str, dict[
 
 
 def test_two_replicas_pass_over_the_same_samples(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    two = run_cases(tmp_path, 2, {data: twice(training(data)) for data in DATA[:1]})
-    assert two["spoilt_steps"]["errors"][1] is None
-    require_same(two["spoilt_steps"]["parameters"], alone["spoilt_steps"]["parameters"])
+    summed, local = twice(training("spoilt_steps")), twice(training("spoilt_steps"))
+    local = [one | {"parallelism": LOCAL} for one in local]
+    for result in run_cases(tmp_path, 2, {"summed": summed, "alone": local}).values():
+        assert result["errors"][1] is None
+        require_same(result["parameters"], alone["spoilt_steps"]["parameters"])
 
 
 def test_what_is_no_mark_of_the_job_is_passed_by(alone: dict[str, dict[str, Any]], tmp_path: Path) -> None:

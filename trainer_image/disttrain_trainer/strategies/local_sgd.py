@@ -3,6 +3,8 @@
 When replicas meet, and what becomes of their average: parallel/local_sgd.
 """
 
+import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from torch import Tensor
@@ -37,6 +39,11 @@ class LocalSgd(Synchronous):
             loss = super().compute_gradients(batch, weight, samples)
         self._replicas.settle_gradients(done)
         return loss
+
+    def judged_norm(self, norm: Callable[[], Tensor]) -> float:
+        own = norm().nan_to_num(nan=math.inf).reshape(1)
+        # Replicas skip a step together: those of which one has left out more steps would not have done as much.
+        return self.world.max_tensor(own).item()
 
     def end_step(self) -> int | None:
         self._replicas.synchronize(self.state.step)

@@ -143,11 +143,15 @@ class Synchronous(SumOverRanks):
 
     def _is_skipped(self, loss: float, norm: Callable[[], Tensor]) -> bool:
         """Whether no update is made of this step; rank 0 says why. Raises NonFiniteLoss after too many."""
-        step = self.state.step + 1
-        reason = None if self.state.guard is None else self.state.guard.reason_to_skip(step, loss, float(norm()))
+        step, guard = self.state.step + 1, self.state.guard
+        reason = None if guard is None else guard.reason_to_skip(step, loss, self.judged_norm(norm))
         if reason is not None:
             log_first_rank(self.world, f"step {step} is skipped: its {reason}")
         return reason is not None
+
+    def judged_norm(self, norm: Callable[[], Tensor]) -> float:
+        """Return the gradient norm by which a step is judged, on all ranks the same. norm: this rank's."""
+        return float(norm())
 
     def _load(self, cursor: Cursor, loss: Tensor | None = None) -> Batch:
         """Load this rank's part of the global batch at `cursor`. loss: this rank's part of the step before it."""
