@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.chaos import lives
 from tests.e2e.conftest import cluster_command
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.manifests import APART, long_job, near, server_job
@@ -17,6 +18,7 @@ from tests.e2e.observe import (
     verdict,
     wait_until_anew,
 )
+from tests.e2e.on_nodes import OnNodes
 
 SHORT = {"runPolicy": {"terminationTimeoutSeconds": 10}}
 SERVERS = ("0", "1")
@@ -35,7 +37,8 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
     """The gang begins anew from its checkpoint; of the gang that restarts in place the pod on the node alone is made
     again; of the third job the servers go on, and nobody else stops."""
     kubectl.apply(long_job("gang", workers={"template": APART}))
-    kubectl.apply(long_job("alone", workers={"template": APART}, runPolicy={"restartStrategy": "InPlace"}))
+    in_place, each_step = {"restartStrategy": "InPlace"}, {"logging": {"interval": 1}}
+    kubectl.apply(long_job("alone", workers={"template": APART}, runPolicy=in_place, training=each_step))
     servers = {"workers": {"template": near("NotIn", node)}, "parameterServers": {"template": near("In", node)}}
     kubectl.apply(server_job("servers", 500, **servers, **SHORT))
     step = train_until_a_checkpoint(kubectl, "gang")
@@ -72,6 +75,11 @@ def test_a_dead_node_is_noticed_and_left(kubectl: Kubectl, node: str) -> None:
     (entry,) = status["attempts"][0]["replacements"]
     assert (entry["uid"], entry["reason"]) == (lost["metadata"]["uid"], "NodeLost"), kubectl.describe_job("alone")
     assert (status["attempt"], status["restartsSinceCheckpoint"]) == (1, 0), kubectl.describe_job("alone")
+    run = OnNodes(kubectl, "alone")
+    run.until(lambda: (1, 1) in lives(run.metrics), "the ranks take steps again")
+    found = lives(run.metrics)
+    # It goes on with what the rank that is left had in memory: the step in flight may be done again.
+    assert 0 <= min(found[1, 1]) - max(found[1, 0]) <= 2, kubectl.describe_job("alone")
     end_soon(kubectl, "alone")
 
     for index, victim in victims.items():

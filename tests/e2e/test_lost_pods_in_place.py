@@ -2,9 +2,11 @@
 and the ranks go on from the memory of the one that is left."""
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 
 import pytest
 
+from disttrain_api.times import parse_time
 from tests.builders import merge
 from tests.chaos import agent_of, lives
 from tests.e2e.kubectl import Kubectl
@@ -46,9 +48,21 @@ WAYS: list[tuple[Callable[[Kubectl, OnNodes, int], str], int]] = [
 ]  # fmt: skip
 
 
+WITHOUT = 2
+"""After this loss there is no checkpoint before the next one, of the same pod."""
+
+
+def later(kubectl: Kubectl, lost_at: datetime | None) -> bool:
+    """Whether the ranks do steps a minute after the loss."""
+    last = parse_time(kubectl.status(NAME)["progress"].get("lastStepTime"))
+    assert lost_at is not None
+    return last is not None and last > lost_at + timedelta(seconds=60)
+
+
 def test_each_lost_pod_is_recreated_alone_and_no_step_is_lost(kubectl: Kubectl) -> None:
     """No checkpoint is due: what the ranks go on with was in memory, or was saved because a pod was asked to end.
-    Afterwards one is asked for each time: a pod that is lost twice without one takes the gang with it."""
+    Afterwards one is asked for, and once a minute of steps is awaited instead: a pod that is lost twice without either
+    takes the gang with it."""
     policy = {"restartStrategy": "InPlace", "maxRestarts": len(WAYS), "restartBackoffSeconds": 0}
     training = merge(NO_CHECKPOINT_SOON, {"logging": {"interval": 1}})
     kubectl.apply(long_job(NAME, workers={"template": APART}, runPolicy=policy, training=training))
@@ -72,7 +86,11 @@ def test_each_lost_pod_is_recreated_alone_and_no_step_is_lost(kubectl: Kubectl) 
         assert {name for name, uid in run.uids.items() if before[name] != uid} == {lost}, described
         # The step in flight may be done again, and the last one that was done may have no line.
         assert 0 <= steps(count)[0] - steps(count - 1)[-1] <= 2, described
-        disttrain(kubectl, "checkpoint", NAME)
+        if count == WITHOUT:
+            lost_at = parse_time(attempt["replacements"][-1]["time"])
+            kubectl.until(lambda at=lost_at: later(kubectl, at), "the new pod takes steps", job=NAME)
+        else:
+            disttrain(kubectl, "checkpoint", NAME)
     status = kubectl.status(NAME)
     assert (status["attempt"], status["restarts"], status["restartsSinceCheckpoint"]) == (1, len(WAYS), 0)
     end_soon(kubectl, NAME)

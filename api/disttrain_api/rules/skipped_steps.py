@@ -37,8 +37,8 @@ SKIPPED_STEP_RULES = (
     Rule(
         id="SkipStepsJudgesStepsOfAll",
         path="spec.training.skipSteps",
-        sentence="`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream, PipeDream2BW, FP16, which skips"
-        " overflows itself, and compression with error feedback",
+        sentence="`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream, PipeDream2BW, FP16, which"
+        " skips overflows itself, and compression with error feedback",
         check=_skipped_with_another,
         cel="!self.?training.?skipSteps.hasValue() || (self.parallelism.dataParallel.mode != 'ParameterServer'"
         f" && !({FLUSHLESS}) && self.training.precision != 'FP16'"

@@ -156,7 +156,9 @@ class Failures:
         for role, index in lost:
             if (role, index) in failed or (role, index) in being_replaced:
                 continue
-            nothing = PodFacts(name=self._name((role, index)), uid="", role=role, index=index, attempt=self.gang.attempt, gone=True)
+            nothing = PodFacts(
+                name=self._name((role, index)), uid="", role=role, index=index, attempt=self.gang.attempt, gone=True
+            )
             yield last.get((role, index), nothing)
 
     def _being_replaced(self) -> set[Identity]:

@@ -84,7 +84,7 @@ def _learned_limit(suspicion: Suspicion) -> float:
 
 
 def is_early(stall: Stall, spec: JobSpec) -> bool:
-    """Return whether their time is over by the job's own steps alone (`exceeds`): their pods have until the deadline."""
+    """Return whether their time is over by the job's own steps alone: their pods have until the deadline."""
     deadline = spec.run_policy.progress_deadline_seconds
     return deadline is None or stall.seconds < deadline
 

@@ -249,7 +249,7 @@ def test_many_lost_pods_are_a_lost_gang() -> None:
         for index in range(1, lost + 1):
             vanish(world, index)
         world.settle(rounds=100)
-    assert world.job.status.attempt == attempt
+        assert world.job.status.attempt == attempt
 
 
 def test_the_same_pod_is_made_again_alone_once_per_checkpoint_and_its_numbers_grow() -> None:

@@ -68,9 +68,15 @@ def replace_pods(situation: Situation) -> Transition | None:
         return None
     known = {(pod.role, pod.index) for pod in gang.pods}
     wanted = [identity for identity in gang.missing if identity not in known]
-    times = [begins_at(job.spec, job.status, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted]
+    times = [
+        begins_at(job.spec, job.status, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted
+    ]
     due = [identity for identity, time in zip(wanted, times, strict=True) if time is not None and now >= time]
-    unstarted = [pod for pod in (*gang.unstarted, *gang.awaiting_address) if begins_at(job.spec, job.status, pod.name) is not None]
+    unstarted = [
+        pod
+        for pod in (*gang.unstarted, *gang.awaiting_address)
+        if begins_at(job.spec, job.status, pod.name) is not None
+    ]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
     why = why_waiting(gang)
