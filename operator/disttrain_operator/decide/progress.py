@@ -84,10 +84,12 @@ def _is_late(live: Live, pod: PodFacts, report: RankReport, status: JobStatus) -
     generation = restarts if pod.index else live.generation
     if (live.attempt, generation) != (status.attempt, restarts):
         return (live.attempt, generation) < (status.attempt, restarts)
-    if old is None or report.step >= old.step:
-        return False
+    return old is not None and _is_of_before(report, old)
+
+
+def _is_of_before(report: RankReport, old: Progress) -> bool:
     known, time = parse_time(old.last_step_time), parse_time(report.step_time)
-    return known is not None and time is not None and time <= known
+    return report.step < old.step and known is not None and time is not None and time <= known
 
 
 def _speaks(pod: PodFacts, uid: str) -> bool:
@@ -100,6 +102,9 @@ def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress 
     # Which step ranks that read a checkpoint go on from is known once they have read it.
     said = ((report, runs) for _, report, runs in _reports(status, observed) if report.total_steps)
     reports = [(report, runs) for report, runs in said if runs or not _restores(report)]
+    # A pod that went without a last word has a predecessor's beside it.
+    if status.progress is not None:
+        reports = [(report, runs) for report, runs in reports if runs or not _is_of_before(report, status.progress)]
     if _restarts_in_place(status, observed):
         restores = observed.live is not None and _restores(observed.live.report)
         return _in_phase(status.progress, RankPhase.RESTORING if restores else RankPhase.RESTARTING)

@@ -78,6 +78,24 @@ def test_the_last_words_of_a_pod_that_was_made_again_alone_are_newer_than_those_
     assert (world.job.status.phase, progress_of(world)) == ("Succeeded", 9)
 
 
+def test_the_last_words_of_a_former_pod_are_not_those_of_one_that_went_without_any() -> None:
+    """Red where a forced deletion takes the job's progress back to where the pod was lost before."""
+    world = a_gang()
+    report = a_report(400)
+    assert report.progress is not None
+    timed = report.progress.model_copy(update={"step_time": timestamp(world.now)})
+    report = report.model_copy(update={"progress": timed})
+    world.end(0, 137, report=report).settle().confirm_deletions().settle().run_all()
+    later = timestamp(world.pass_time(70).now)
+    world.raw_job["status"]["progress"] |= {"step": 500, "lastStepTime": later}
+    world.remove(world.pod(0)["metadata"]["name"])
+    world.settle()
+    found = world.job.status.progress
+    assert found is not None
+    assert (found.step, found.last_step_time) == (500, later)
+    assert (world.job.status.attempt, len(replacements(world))) == (1, 2)
+
+
 def progress_of(world: World) -> int | None:
     found = world.job.status.progress
     return None if found is None else found.step
