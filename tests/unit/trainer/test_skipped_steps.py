@@ -3,13 +3,16 @@ alike."""
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from disttrain_api.training import SkipSteps
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.runtime.errors import NonFiniteLoss
+from disttrain_trainer.strategies.local_sgd import LocalSgd
 from tests.unit.trainer.comparisons import require_same, require_same_bits, series
 from tests.unit.trainer.layouts import CONTEXT, LOCAL, PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.worlds import run_cases, small, user
@@ -129,6 +132,14 @@ def test_replicas_that_take_steps_alone_skip_them_together(alone, two):
     assert two["replicas alone"]["errors"] == [None]
     assert skipped_at(two["replicas alone"]) == skipped
     require_same(two["replicas alone"]["parameters"], alone["even"]["parameters"])
+
+
+@pytest.mark.parametrize(("norm", "judged"), [(math.nan, math.inf), (math.inf, math.inf), (2.5, 2.5)])
+def test_the_largest_of_several_norms_is_infinite_where_one_is_not_finite(norm: float, judged: float) -> None:
+    """Red where NaN is lost among numbers, or infinity becomes the largest number of FP32."""
+    replica = object.__new__(LocalSgd)
+    replica.world = SimpleNamespace(max_tensor=lambda own: own)
+    assert replica.judged_norm(lambda: torch.tensor(norm)) == judged
 
 
 def test_a_norm_far_above_the_median_is_skipped_once_the_window_is_full(alone, two):

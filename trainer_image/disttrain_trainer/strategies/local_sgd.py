@@ -41,8 +41,8 @@ class LocalSgd(Synchronous):
         return loss
 
     def judged_norm(self, norm: Callable[[], Tensor]) -> float:
-        own = norm().nan_to_num(nan=math.inf).reshape(1)
-        # Replicas skip a step together: those of which one has left out more steps would not have done as much.
+        # Replicas skip a step together, so that all have done as many. The largest of NaN and a number is either.
+        own = norm().nan_to_num(nan=math.inf, posinf=math.inf)
         return self.world.max_tensor(own).item()
 
     def end_step(self) -> int | None:
