@@ -219,6 +219,8 @@ class Replacement(StatusModel):
     """Step of the last complete checkpoint that was known then."""
     counted: bool = False
     """Whether it is one of `maxRestarts` lost pods that all ranks wait for."""
+    step_time: Time | None = None
+    """When ranks that wait for it had last logged a step."""
 
 
 class Attempt(StatusModel):

@@ -9,11 +9,14 @@ from disttrain_api.bounds import MAX_MESSAGE_BYTES, MAX_REASON_LENGTH, cut
 from disttrain_api.names import Reason
 from disttrain_api.run_policy import FailureAction, RunPolicy
 from disttrain_api.status import Attempt, CheckpointStatus, FailureClass, JobStatus, Replacement, Verdict
+from disttrain_api.times import parse_time
 from disttrain_operator.decide.clock import after, timestamp
 
 KEPT_ATTEMPTS = 10
 KEPT_REPLACEMENTS = 50
 KEPT_LOST_NODES = 10
+_GOES_ON = timedelta(seconds=60)
+"""Who has not noticed a loss does some steps more."""
 # Restarts of these are not counted, and a deadline is one over all of them: else it would begin anew with each.
 _BEFORE_THE_START = (FailureClass.NOT_STARTED, FailureClass.DISRUPTION, FailureClass.NODE_LOST)
 
@@ -142,13 +145,35 @@ def renew_budget(status: JobStatus) -> JobStatus:
     return status.model_copy(update={"restarts_since_checkpoint": 0})
 
 
-def replace_pod(status: JobStatus, pod: str, uid: str, reason: str, now: datetime, *, counted: bool) -> JobStatus:
-    """One pod of the current attempt is to be made again, under its name."""
+def replace_pod(
+    status: JobStatus, pod: str, uid: str, reason: str, now: datetime, *, counted: bool, waits: bool
+) -> JobStatus:
+    """One pod of the current attempt is to be made again, under its name. waits: whether all ranks wait for it."""
     entry = Replacement(
-        pod=pod, uid=uid, time=timestamp(now), reason=reason, checkpoint_step=last_known_step(status), counted=counted
+        pod=pod,
+        uid=uid,
+        time=timestamp(now),
+        reason=reason,
+        checkpoint_step=last_known_step(status),
+        counted=counted,
+        step_time=last_step_time(status) if waits else None,
     )
     replacements = [*status.attempts[-1].replacements, entry][-KEPT_REPLACEMENTS:]
     return _with_current(status, {"replacements": replacements})
+
+
+def last_step_time(status: JobStatus) -> str | None:
+    """When a step was last logged, by the rank's clock."""
+    return None if status.progress is None else status.progress.last_step_time
+
+
+def has_gone_on(entry: Replacement, step_time: str | None) -> bool:
+    """Return whether ranks that waited for a pod have logged a step since it was made again. step_time: their last."""
+    before, judged, last = (parse_time(time) for time in (entry.step_time, entry.time, step_time))
+    if before is None or judged is None or last is None:
+        return False
+    # The ranks' clock may be ahead, and what was known of them late.
+    return last >= max(before, judged) + _GOES_ON
 
 
 def note_restarts_in_place(status: JobStatus, count: int, why: str) -> JobStatus:
@@ -232,9 +257,17 @@ def attempts_without_progress(status: JobStatus) -> int:
 
 
 def replacements_without_progress(status: JobStatus, pod: str) -> int:
-    """How often the pod was made again in the current attempt since the last new checkpoint before its last failure."""
+    """How often the pod was made again in the current attempt since the last new checkpoint before its last failure, or
+    since the ranks that wait for it have gone on."""
     entries = [entry for entry in status.attempts[-1].replacements if entry.pod == pod]
-    return sum(entry.checkpoint_step == entries[-1].checkpoint_step for entry in entries)
+    count = 0
+    for entry, following in zip(reversed(entries), [None, *reversed(entries)], strict=False):
+        if entry.checkpoint_step != entries[-1].checkpoint_step:
+            break
+        if following is not None and has_gone_on(entry, following.step_time):
+            break
+        count += 1
+    return count
 
 
 def suspected_nodes(status: JobStatus, policy: RunPolicy, now: datetime) -> list[str]:

@@ -17,7 +17,7 @@ from disttrain_operator.decide.gang import Gang, Identity
 from disttrain_operator.decide.gang_actions import forced_at
 from disttrain_operator.decide.missed import missed
 from disttrain_operator.decide.observed import PodFacts, ReadableJob
-from disttrain_operator.decide.replaceable import begins_at, has_gone_on, replaceable, waits_for_lost_pods
+from disttrain_operator.decide.replaceable import is_lost_again, replaceable, waits_for_lost_pods
 from disttrain_operator.plan.identity import pod_name
 
 # A peer's exit may arrive before the victim's: wait this long for more exits before naming the cause.
@@ -164,15 +164,16 @@ class Failures:
     def _being_replaced(self) -> set[Identity]:
         """Members that are about to be made again alone."""
         gang, status = self.gang, self.gang.status
+        replaced = {entry.pod for entry in status.attempts[-1].replacements}
         former = {(pod.role, pod.index) for pod in gang.replaced}
         known = {(pod.role, pod.index) for pod in gang.seen}
         return {
             identity
             for identity in gang.missing
             if identity not in known
-            and begins_at(gang.spec, status, name := self._name(identity)) is not None
+            and (name := self._name(identity)) in replaced
             # Else the new pod has come, and is lost, too.
-            and (identity in former or not has_gone_on(gang.spec, status, name))
+            and (identity in former or not is_lost_again(status, name))
         }
 
     def _name(self, identity: Identity) -> str:

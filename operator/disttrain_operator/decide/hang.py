@@ -104,6 +104,9 @@ def hang_of(gang: Gang, now: datetime) -> Verdict | None:
     incomplete = gang.missing or gang.succeeded or not all(pod.undisturbed for pod in gang.pods)
     if incomplete or not exceeds(live.stall, gang.spec, live.suspicion):
         return None
+    # What was certain when the rank was named may be over, as is known by its stack now.
+    if is_early(live.stall, gang.spec) and not (live.stall.blame is not None and live.stall.blame.certain):
+        return None
     # A machine that was frozen goes on: its pod is ready again before its ranks have reported a step.
     settled = now - timedelta(seconds=MIN_SECONDS + _seconds_for_lines(live.stall, gang.spec))
     if any(pod.ready_since is not None and pod.ready_since > settled for pod in gang.pods):

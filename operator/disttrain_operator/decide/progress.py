@@ -55,16 +55,20 @@ def skipped_between(before: JobStatus, status: JobStatus) -> int:
     return max(0, now - former)
 
 
-def _reports(status: JobStatus, observed: Observed) -> list[tuple[int, RankReport, bool]]:
+def _reports(status: JobStatus, observed: Observed, *, late: bool = True) -> list[tuple[int, RankReport, bool]]:
     """The ranks' reports with their attempts, the newest attempt last and within it the lowest rank last.
 
     Of a rank whose pod was made again alone, what the pod that is gone has said comes first. With each, whether its pod
-    still runs.
+    still runs. late: whether this has what such a pod has said and another one has gone beyond: that may have ended
+    without a word.
     """
+    old, replaced = status.progress, {one.uid for attempt in status.attempts[-1:] for one in attempt.replacements}
     reported = [
         (pod.attempt, pod.report.progress, not pod.gone, False)
         for pod in observed.pods
-        if pod.report is not None and pod.report.progress is not None
+        if pod.report is not None
+        and pod.report.progress is not None
+        and (late or old is None or pod.uid not in replaced or not _is_of_before(pod.report.progress, old))
     ]
     live = observed.live
     if live is not None and live.report is not None:
@@ -100,11 +104,8 @@ def _speaks(pod: PodFacts, uid: str) -> bool:
 def _progress(status: JobStatus, observed: Observed, now: datetime) -> Progress | None:
     """The progress of the lowest rank of the newest attempt that reported any; `status` where that says nothing new."""
     # Which step ranks that read a checkpoint go on from is known once they have read it.
-    said = ((report, runs) for _, report, runs in _reports(status, observed) if report.total_steps)
+    said = ((report, runs) for _, report, runs in _reports(status, observed, late=False) if report.total_steps)
     reports = [(report, runs) for report, runs in said if runs or not _restores(report)]
-    # A pod that went without a last word has a predecessor's beside it.
-    if status.progress is not None:
-        reports = [(report, runs) for report, runs in reports if runs or not _is_of_before(report, status.progress)]
     if _restarts_in_place(status, observed):
         restores = observed.live is not None and _restores(observed.live.report)
         return _in_phase(status.progress, RankPhase.RESTORING if restores else RankPhase.RESTARTING)

@@ -6,32 +6,26 @@ does better.
 """
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
 
-from disttrain_api.backoff import backoff_seconds
 from disttrain_api.names import Role
 from disttrain_api.run_policy import FailureAction, RestartStrategy
 from disttrain_api.scheduling import GangScheduler
 from disttrain_api.spec import JobSpec
 from disttrain_api.status import FailureClass, JobStatus
-from disttrain_api.times import parse_time
 from disttrain_operator.decide.attempt_history import (
+    has_gone_on,
     last_known_step,
+    last_step_time,
     pending_verdict,
     ran,
-    replacements_without_progress,
 )
 from disttrain_operator.decide.cause import Cause
-from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.failure_policy import MatchedAction, is_counted
 from disttrain_operator.decide.gang import Gang
 from disttrain_operator.decide.observed import PodFacts
 
 MOST = 16
 """Pods without a new checkpoint between them. If more are lost, the gang is."""
-_GOES_ON = timedelta(seconds=60)
-"""Steps that are logged so long after that or later are the new pod's, too: the clocks are those of two machines, and
-who has not noticed the loss does some steps more."""
 _OF_THE_CLUSTER = frozenset({FailureClass.POD_LOST, FailureClass.DISRUPTION, FailureClass.NODE_LOST})
 # The agent died with its ranks, unless it reports a failure: then it has decided that no rank starts again.
 _OF_A_WHOLE_POD = frozenset({FailureClass.KILLED, FailureClass.OUT_OF_MEMORY, FailureClass.OUT_OF_STORAGE})
@@ -44,20 +38,10 @@ def waits_for_lost_pods(spec: JobSpec) -> bool:
     return spec.run_policy.restart_strategy is RestartStrategy.IN_PLACE and not in_queue
 
 
-def begins_at(spec: JobSpec, status: JobStatus, pod: str) -> datetime | None:
-    """Return when the pod of this name may be made again; None where it was never replaced in this attempt."""
+def is_lost_again(status: JobStatus, pod: str) -> bool:
+    """Return whether the pod of this name, if it is not there, has come back since it was made again alone."""
     entries = [entry for entry in status.attempts[-1].replacements if entry.pod == pod]
-    if not entries:
-        return None
-    first = spec.run_policy.restart_backoff_seconds
-    return after(entries[-1].time, backoff_seconds(replacements_without_progress(status, pod), first))
-
-
-def has_gone_on(spec: JobSpec, status: JobStatus, pod: str) -> bool:
-    """Return whether the ranks, which all wait for the pod of this name, have done steps since it was made again."""
-    begun = begins_at(spec, status, pod)
-    last = None if status.progress is None else parse_time(status.progress.last_step_time)
-    return waits_for_lost_pods(spec) and begun is not None and last is not None and last >= begun + _GOES_ON
+    return bool(entries) and has_gone_on(entries[-1], last_step_time(status))
 
 
 def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> frozenset[str]:
@@ -66,7 +50,7 @@ def replaceable(gang: Gang, failures: Iterable[tuple[Cause, MatchedAction]]) -> 
         return frozenset()
     entries, step = gang.status.attempts[-1].replacements, last_known_step(gang.status)
     since = [entry for entry in entries if entry.checkpoint_step == step]
-    before = {entry.pod for entry in since if not has_gone_on(gang.spec, gang.status, entry.pod)}
+    before = {entry.pod for entry in since if not is_lost_again(gang.status, entry.pod)}
     found = [cause for cause, matched in failures if _is_lost(cause, matched) and cause.pod.name not in before]
     if not any(map(_holds, gang.pods)):
         return frozenset()

@@ -154,6 +154,15 @@ def test_a_hang_that_is_certain_has_a_limit_of_the_jobs_own_steps(
     assert (decision.reason == "ProgressDeadlineExceeded") == is_over
 
 
+@pytest.mark.parametrize("now", [None, replace(STOPPED, rank=0, certain=False)], ids=["nobody", "one that may be slow"])
+def test_a_suspicion_that_was_certain_is_not_enough_where_the_ranks_look_otherwise_now(
+    world: World, now: Blame | None
+) -> None:
+    """Red where a rank that was stopped for a moment, and compiles since, is killed."""
+    early = {"stall": replace(STALL, seconds=599, blame=now), "suspicion": Suspicion(STOPPED, 4.0, 0.1, 0.3)}
+    assert hung(world, **early).actions == ()
+
+
 @pytest.mark.parametrize("refused", [None, "worker 0's agent: it answers 409"])
 def test_before_the_deadline_no_pod_is_recreated_for_it(world: World, refused: str | None) -> None:
     early = {"stall": replace(STALL, seconds=599, blame=STOPPED), "suspicion": Suspicion(STOPPED, 4.0, 0.1, 0.3)}

@@ -11,7 +11,6 @@ from disttrain_api.goodput import by_state, counted_until
 from disttrain_api.names import REPLACEMENT_SECONDS, ExitCode
 from disttrain_api.report import RankFailure
 from disttrain_api.status import Replacement
-from disttrain_api.times import parse_time
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import CreatePod
 from disttrain_operator.decide.live import Live
@@ -76,24 +75,6 @@ def test_the_last_words_of_a_pod_that_was_made_again_alone_are_newer_than_those_
         world.end(index, 0, report=a_report(9) if index == 0 else None)
     world.settle()
     assert (world.job.status.phase, progress_of(world)) == ("Succeeded", 9)
-
-
-def test_the_last_words_of_a_former_pod_are_not_those_of_one_that_went_without_any() -> None:
-    """Red where a forced deletion takes the job's progress back to where the pod was lost before."""
-    world = a_gang()
-    report = a_report(400)
-    assert report.progress is not None
-    timed = report.progress.model_copy(update={"step_time": timestamp(world.now)})
-    report = report.model_copy(update={"progress": timed})
-    world.end(0, 137, report=report).settle().confirm_deletions().settle().run_all()
-    later = timestamp(world.pass_time(70).now)
-    world.raw_job["status"]["progress"] |= {"step": 500, "lastStepTime": later}
-    world.remove(world.pod(0)["metadata"]["name"])
-    world.settle()
-    found = world.job.status.progress
-    assert found is not None
-    assert (found.step, found.last_step_time) == (500, later)
-    assert (world.job.status.attempt, len(replacements(world))) == (1, 2)
 
 
 def progress_of(world: World) -> int | None:
@@ -268,37 +249,6 @@ def test_many_lost_pods_are_a_lost_gang() -> None:
             vanish(world, index)
         world.settle(rounds=100)
         assert world.job.status.attempt == attempt
-
-
-def test_the_same_pod_is_made_again_alone_once_per_checkpoint_and_its_numbers_grow() -> None:
-    world, numbers = a_gang(), []
-    for step in (10, 20):
-        world.end(1, 137, report=a_report(step, checkpoint=step)).settle().confirm_deletions()
-        numbers += [action.replacement for action in world.decide().actions if isinstance(action, CreatePod)]
-        world.settle().run_all()
-        assert (world.job.status.attempt, world.job.status.restarts_since_checkpoint) == (1, 0)
-    assert numbers == [1, 2]
-    world.end(1, 137, report=a_report(25, checkpoint=20)).settle()
-    assert world.job.status.attempt == 2
-    assert verdict(world).reason == "RankFailed"
-
-
-@pytest.mark.parametrize(("later", "attempt"), [(None, 2), (59, 2), (60, 1)])
-def test_it_is_made_again_alone_where_the_ranks_have_done_steps_since(later: int | None, attempt: int) -> None:
-    """Red where they lose an hour of steps, which the others keep in memory, at the second loss before a checkpoint."""
-    world = a_gang()
-    vanish(world)
-    world.settle().confirm_deletions().settle().run_all()
-    (entry,) = replacements(world)
-    lost = parse_time(entry.time)
-    assert lost is not None
-    progress = {"step": 500, "totalSteps": 9000, "updateTime": entry.time}
-    if later is not None:
-        progress["lastStepTime"] = timestamp(lost + timedelta(seconds=later))
-    world.pass_time(3600).raw_job["status"]["progress"] = progress
-    vanish(world)
-    world.settle()
-    assert world.job.status.attempt == attempt
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Nothing here is of the trainer but the order of the samples and the seeds.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import TensorDataset
 
 from disttrain_api.batch import Batch
 from disttrain_trainer.data.sampler import Cursor, Sampler
@@ -54,11 +56,12 @@ class Workers:
 
 def simulate(
     ranks: int, make_optimizer: Callable[..., torch.optim.Optimizer], steps: int, sync: Sync, *, summed_steps: int = 0,
-    clip: float | None = None,
+    clip: float | None = None, samples: tuple[TensorDataset, TensorDataset] | None = None,
 ) -> Workers:  # fmt: skip
-    """Steps of all workers, `sync` after each. In the first `summed_steps` all take the gradient of the whole batch."""
+    """Steps of all workers, `sync` after each. In the first `summed_steps` all take the gradient of the whole batch.
+    No worker makes an update of a step whose loss is not finite."""
     workers = _begin(ranks, make_optimizer)
-    training, held_out = double_samples()
+    training, held_out = samples or double_samples()
     sampler = Sampler(
         len(training), SEED, Batch(micro=GLOBAL_BATCH // ranks, accumulation=1, world=GLOBAL_BATCH), ranks
     )
@@ -86,7 +89,8 @@ def simulate(
                 parameter.grad = gradient.clone()
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
+            if math.isfinite(workers.losses[-1]):
+                optimizer.step()
         cursor = sampler.advance(cursor)
         sync(workers, done + 1)
         workers.held_out_losses.append(_loss_on(held_out.tensors, workers))

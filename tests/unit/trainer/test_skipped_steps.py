@@ -3,18 +3,15 @@ alike."""
 
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from disttrain_api.training import SkipSteps
 from disttrain_trainer.optim.step_guard import StepGuard
 from disttrain_trainer.runtime.errors import NonFiniteLoss
-from disttrain_trainer.strategies.local_sgd import LocalSgd
 from tests.unit.trainer.comparisons import require_same, require_same_bits, series
-from tests.unit.trainer.layouts import CONTEXT, LOCAL, PIPELINE, SHARD, TENSOR
+from tests.unit.trainer.layouts import CONTEXT, PIPELINE, SHARD, TENSOR
 from tests.unit.trainer.worlds import run_cases, small, user
 
 WINDOW, STEPS = 8, 20
@@ -65,7 +62,6 @@ STRAY_IN: dict[str, dict[str, Any]] = {
     "context": {CONTEXT: 2},
     "pipeline": {PIPELINE: 2},
 }
-EVEN = {**NOT_FINITE, "globalBatchSize": 10}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "replicas": {},
     "shards": {SHARD: 2},
@@ -77,7 +73,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     trainings = {"not finite": NOT_FINITE, "too large": TOO_LARGE, "without": {**NOT_FINITE, "skipSteps": None}}
     trainings |= {"spike": SPIKE, "spike, 8 steps": SPIKE | {"steps": 8}, "spike, 9 steps": SPIKE | {"steps": 9}}
-    trainings |= {"spike, by norm alone": SPIKE | {"skipSteps": {"window": WINDOW}}, "stray": STRAY, "even": EVEN}
+    trainings |= {"spike, by norm alone": SPIKE | {"skipSteps": {"window": WINDOW}}, "stray": STRAY}
     trainings["infinite"] = SPIKE | {"model": INFINITE, "loss": {"name": "Model"}, "skipSteps": {}}
     # Until before the first step that is skipped, and with it.
     first = {f"{steps} steps": {**NOT_FINITE, "steps": steps} for steps in (1, 2, 3)}
@@ -92,7 +88,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     cases = {name: [{"training": NOT_FINITE, "parallelism": layout}] for name, layout in LAYOUTS.items()}
     cases |= {f"stray, {name}": [{"training": STRAY, "parallelism": layout}] for name, layout in STRAY_IN.items()}
     cases |= {"too large": [{"training": TOO_LARGE}], "spike": [{"training": SPIKE}]}
-    cases |= {"all": [{"training": ALL}], "replicas alone": [{"training": EVEN, "parallelism": LOCAL}]}
+    cases["all"] = [{"training": ALL}]
     return run_cases(tmp_path_factory.mktemp("two"), 2, cases)
 
 
@@ -123,23 +119,6 @@ def test_layouts_skip_alike(alone: dict[str, dict[str, Any]], two: dict[str, dic
     assert two[layout]["errors"] == [None]
     assert skipped_at(two[layout]) == skipped_at(alone["not finite"])
     require_same(two[layout]["parameters"], alone["not finite"]["parameters"])
-
-
-def test_replicas_that_take_steps_alone_skip_them_together(alone, two):
-    """The sample is one replica's."""
-    skipped = skipped_at(alone["even"])
-    assert len(skipped) >= STEPS // 5
-    assert two["replicas alone"]["errors"] == [None]
-    assert skipped_at(two["replicas alone"]) == skipped
-    require_same(two["replicas alone"]["parameters"], alone["even"]["parameters"])
-
-
-@pytest.mark.parametrize(("norm", "judged"), [(math.nan, math.inf), (math.inf, math.inf), (2.5, 2.5)])
-def test_the_largest_of_several_norms_is_infinite_where_one_is_not_finite(norm: float, judged: float) -> None:
-    """Red where NaN is lost among numbers, or infinity becomes the largest number of FP32."""
-    replica = object.__new__(LocalSgd)
-    replica.world = SimpleNamespace(max_tensor=lambda own: own)
-    assert replica.judged_norm(lambda: torch.tensor(norm)) == judged
 
 
 def test_a_norm_far_above_the_median_is_skipped_once_the_window_is_full(alone, two):

@@ -63,6 +63,15 @@ class StepGuard:
             )
         return reason
 
+    @property
+    def norms(self) -> int:
+        """Return how many norms a step is compared with."""
+        return len(self._norms)
+
+    def forget_norms(self) -> None:
+        """Begin anew with norms, which are those of another gradient from now on."""
+        self._norms.clear()
+
     def _reason_in_norm(self, norm: float) -> str | None:
         if not math.isfinite(norm):
             return f"gradient norm is {norm}"

@@ -41,6 +41,10 @@ class LocalSgd(Synchronous):
         return loss
 
     def judged_norm(self, norm: Callable[[], Tensor]) -> float:
+        done, guard = self.state.step, self.state.guard
+        if guard is not None and done > 0 and self._replicas.alone(done) and not self._replicas.alone(done - 1):
+            # Those before were of the sum of all gradients, in which what is by chance is smaller.
+            guard.forget_norms()
         # Replicas skip a step together, so that all have done as many. The largest of NaN and a number is either.
         own = norm().nan_to_num(nan=math.inf, posinf=math.inf)
         return self.world.max_tensor(own).item()

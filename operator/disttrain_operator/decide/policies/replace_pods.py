@@ -5,6 +5,7 @@ That is also so where all ranks wait for it (`replaceable.py`); what does not co
 
 from datetime import datetime, timedelta
 
+from disttrain_api.backoff import backoff_seconds
 from disttrain_api.names import REPLACEMENT_SECONDS, Reason
 from disttrain_api.run_policy import FailureAction
 from disttrain_api.spec import JobSpec
@@ -15,14 +16,16 @@ from disttrain_operator.decide.attempt_history import (
     in_attempt,
     ran,
     replace_pod,
+    replacements_without_progress,
 )
+from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.dead_nodes import forced_at_once, unnoticed_nodes
 from disttrain_operator.decide.decision import Event, State, Transition
 from disttrain_operator.decide.failure_policy import is_counted
 from disttrain_operator.decide.finish import finish
 from disttrain_operator.decide.gang_actions import SURVIVOR_GRACE_SECONDS, create, remove
 from disttrain_operator.decide.observed import ReadableJob
-from disttrain_operator.decide.replaceable import begins_at, waits_for_lost_pods
+from disttrain_operator.decide.replaceable import waits_for_lost_pods
 from disttrain_operator.decide.restart_limits import used_up
 from disttrain_operator.decide.restarts import restart_or_fail
 from disttrain_operator.decide.situation import Situation
@@ -49,7 +52,8 @@ def note_replacements(situation: Situation) -> Transition | None:
             return finish(situation.status, now, State.FAILED, exhausted)
         # Those that all ranks wait for have a budget of their own (replaceable.py).
         status = count_restart(status, counted=counted and not waits)
-        status = replace_pod(status, cause.pod.name, cause.pod.uid, cause.reason, now, counted=counted and waits)
+        replaced = cause.pod.name, cause.pod.uid, cause.reason
+        status = replace_pod(status, *replaced, now, counted=counted and waits, waits=waits)
         status = avoid_known_nodes(status, verdict, policy)
         message = message or verdict.message
     others = ", and the ranks of all pods wait for it" if waits else ""
@@ -68,15 +72,9 @@ def replace_pods(situation: Situation) -> Transition | None:
         return None
     known = {(pod.role, pod.index) for pod in gang.pods}
     wanted = [identity for identity in gang.missing if identity not in known]
-    times = [
-        begins_at(job.spec, job.status, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted
-    ]
+    times = [_begins_at(job, pod_name(job.name, job.uid, *identity, gang.attempt)) for identity in wanted]
     due = [identity for identity, time in zip(wanted, times, strict=True) if time is not None and now >= time]
-    unstarted = [
-        pod
-        for pod in (*gang.unstarted, *gang.awaiting_address)
-        if begins_at(job.spec, job.status, pod.name) is not None
-    ]
+    unstarted = [pod for pod in (*gang.unstarted, *gang.awaiting_address) if _begins_at(job, pod.name) is not None]
     if not (gang.replaced or [time for time in times if time is not None] or unstarted):
         return None
     why = why_waiting(gang)
@@ -98,9 +96,18 @@ def replace_pods(situation: Situation) -> Transition | None:
     return Transition(state, reason, sentence, job.status, actions, requeue_at=min(later, default=None))
 
 
+def _begins_at(job: ReadableJob, pod: str) -> datetime | None:
+    """When the pod of this name may be made again; None where it was never replaced."""
+    entries = [entry for entry in job.status.attempts[-1].replacements if entry.pod == pod]
+    if not entries:
+        return None
+    first = job.spec.run_policy.restart_backoff_seconds
+    return after(entries[-1].time, backoff_seconds(replacements_without_progress(job.status, pod), first))
+
+
 def _must_run_by(job: ReadableJob, pod: str) -> datetime | None:
     """When the pod of this name, which was recreated alone, must run; None: whenever it does."""
-    seconds, begun = _seconds(job.spec), begins_at(job.spec, job.status, pod)
+    seconds, begun = _seconds(job.spec), _begins_at(job, pod)
     return None if seconds is None or begun is None else begun + timedelta(seconds=seconds)
 
 
