@@ -104,7 +104,7 @@ def test_the_last_words_of_a_former_pod_are_not_those_of_one_that_went_without_a
 
 
 def test_the_last_words_of_another_attempt_count_whatever_its_clock() -> None:
-    """Of a job that has gone back to a checkpoint, on a node whose clock is behind that of the one before."""
+    """A job goes back to a checkpoint, on a node whose clock is behind that of the one before."""
     world = at_step(a_gang(), 500, ahead=600)
     come_back(world.end(0, 1).end(1, 1).end(2, 1).pass_time(5)).pass_time(60)
     report = timed(450, timestamp(world.now), skipped_steps=7)

@@ -44,7 +44,7 @@ def test_all_replicas_skip_a_step_that_one_cannot_use(two: dict[str, dict[str, A
 
 
 def a_replica(guard: StepGuard, done: int, summed_steps: int) -> LocalSgd:
-    """Of a job of one rank, which has done so many steps."""
+    """The one of a job of one rank, which has done so many steps."""
     replica = object.__new__(LocalSgd)
     replica.world = SimpleNamespace(max_tensor=lambda own: own)
     replica.state = SimpleNamespace(step=done, guard=guard)
