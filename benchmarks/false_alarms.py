@@ -28,7 +28,8 @@ from benchmarks.local_start import DISTTRAIN
 
 MINUTES, QUICK_MINUTES = 60, 3
 PODS, RANKS_PER_POD = 2, 2
-FROZEN_SECONDS, BETWEEN_SECONDS = (1.0, 40.0), (10.0, 90.0)
+FROZEN_SECONDS, ALL_FROZEN_SECONDS, BETWEEN_SECONDS = (1.0, 40.0), (1.0, 150.0), (10.0, 90.0)
+"""A pod that is frozen alone for longer is lost by right: its agent is silent, and the others wait for it."""
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
 SPEC: dict[str, Any] = {
@@ -43,7 +44,7 @@ SPEC: dict[str, Any] = {
         "evaluation": {"interval": 230},
         "checkpoint": {"interval": 90, "asynchronous": False},
     },
-    "runPolicy": {"restartStrategy": "InPlace", "progressDeadlineSeconds": 60},
+    "runPolicy": {"restartStrategy": "InPlace", "progressDeadlineSeconds": 600},
 }
 
 
@@ -97,7 +98,7 @@ def watch(seconds: float, alarms: Alarms) -> None:
 
 
 def measure(quick: bool, minutes: int = MINUTES) -> Iterator[harness.Row]:
-    chance, pauses = random.Random(0), Counter[str]()
+    chance, pauses, longest = random.Random(0), Counter[str](), {False: 0.0, True: 0.0}
     with running(DISTTRAIN, SPEC, files=[Path(busy_code.__file__)]) as job:
         job.until_training(1)
         alarms, began = Alarms(job), time.monotonic()
@@ -105,7 +106,9 @@ def measure(quick: bool, minutes: int = MINUTES) -> Iterator[harness.Row]:
         while time.monotonic() < until:
             watch(chance.uniform(*BETWEEN_SECONDS), alarms)
             pods = chance.choice([[0], [1], [0, 1]])
-            freeze(job, pods, chance.uniform(*FROZEN_SECONDS), alarms)
+            seconds = chance.uniform(*(FROZEN_SECONDS if len(pods) < PODS else ALL_FROZEN_SECONDS))
+            freeze(job, pods, seconds, alarms)
+            longest[len(pods) == PODS] = max(longest[len(pods) == PODS], seconds)
             pauses[f"pods {pods} frozen"] += 1
         lasted, found, step = time.monotonic() - began, Counter(alarms.found), job.log.read().step
         done = Path(job.folder, busy_code.DONE)
@@ -118,6 +121,8 @@ def measure(quick: bool, minutes: int = MINUTES) -> Iterator[harness.Row]:
         yield harness.Row("samples that took seconds", sum(line.startswith("read") for line in lines), "times")
         for kind, times in sorted(pauses.items()):
             yield harness.Row(kind, times, "times")
+        yield harness.Row("longest freeze of one pod", longest[False], "s")
+        yield harness.Row("longest freeze of both", longest[True], "s")
         for kind in ("HangSuspected", "Straggling", "Restart in place", "Restart"):
             yield harness.Row(f"false alarms: {kind}", found[kind], "alarms")
         job.rank(1).suspend()
