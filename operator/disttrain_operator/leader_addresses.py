@@ -7,6 +7,7 @@ agent finds the pod by name.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,10 +21,11 @@ from disttrain_operator.snapshot import World, children_of
 
 logger = logging.getLogger(__name__)
 
-ROUND_SECONDS = 0.5
+_LEAST_PAUSE, _MOST_PAUSE, _PAUSE_OF_ROUND = 0.1, 0.5, 20.0
+"""Seconds between two rounds: a job waits for them. In between, so many times what a round over many jobs takes."""
 MOST = 128
 """Agents that are asked at a time; the namespaces take turns."""
-MOST_TRIES = 60
+MOST_TRIES = 300
 """For each agent."""
 _PER_TURN = 100
 """Jobs that are looked at in one turn of the event loop."""
@@ -64,9 +66,11 @@ class LeaderAddresses:
         # A round does not wait for the answers of the former: one that is slow keeps no other job waiting.
         async with asyncio.TaskGroup() as tasks:
             while True:
+                began = time.monotonic()
                 if self._active():
                     await self.round(tasks)
-                await asyncio.sleep(ROUND_SECONDS)
+                taken = time.monotonic() - began
+                await asyncio.sleep(min(max(_LEAST_PAUSE, _PAUSE_OF_ROUND * taken), _MOST_PAUSE))
 
     async def round(self, tasks: asyncio.TaskGroup) -> None:
         """Announce addresses to all agents that have not heard them, once, in tasks of this group."""

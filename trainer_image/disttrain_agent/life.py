@@ -40,6 +40,8 @@ class Timing:
     replacement: float = 1.5 * REPLACEMENT_SECONDS
     """After the first failure of a gang: until then lost pods must have replacements, or no rank starts again. The
     operator gives up before, unless it is away."""
+    imports: float = 60.0
+    """The zygote of a replacement has imported by then, or its ranks start as programs."""
     unmoved: float = 240.0
     """After the loss of worker 0's agent: until then its name must lead elsewhere than before, or the pod ends. A node
     that dies is noticed before, and the pod on it is gone."""

@@ -61,6 +61,8 @@ class Supervisor:
         self._reports = Reports(pod.report_dir, pod.ranks)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        if zygote is not None:
+            zygote.changed = self._changed.set
         self._processes = Processes(self._rank_ended)
         self._life = Life()
         self._master = MasterAddress(pod, self._timing.own_name, log)
@@ -76,6 +78,9 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._stop, number)
         if self._pod.restarts_in_place is not None:
             self._processes.adopt_orphans()
+        if self._zygote is not None and self._pod.replacement:
+            # All others wait for this pod: what its ranks import is there when they meet.
+            self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         self._reports.forget()
         steps = StepClock(self._pod.report_dir, self._pod.ranks)
         own = OwnRanks(self._pod.report_dir, self._pod.ranks) if self._pod.config is None else None
@@ -148,6 +153,9 @@ class Supervisor:
                 gang.leave("worker 0's agent has not ordered a start in time")
             await self._until_gang_changed(gang, self._timing.report)
         self._restart_is_decided(gang)
+        until = self._loop.time() + self._timing.imports
+        while self._in_gang and self._zygote is not None and self._zygote.imports and self._loop.time() < until:
+            await self._until_gang_changed(gang, self._timing.report)
         return self._in_gang
 
     def _start_ranks(self) -> None:

@@ -1,6 +1,7 @@
 """A warm start for ranks that start again in their pod: forks of a process that has imported torch, the zygote.
 
-The program is disttrain_trainer/zygote.py. It is started when the ranks train, so that it delays no start of theirs.
+The program is disttrain_trainer/zygote.py. It is started when the ranks train, so that it delays no start of theirs; in
+the replacement of a lost pod at once, where the ranks begin as its forks, too.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -40,10 +41,17 @@ class Zygote:
     """Starts ranks from a process that has imported torch, where there is one, else as programs."""
 
     def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        """Called when it is ready, or has ended before."""
         self._socket: socket.socket | None = None
         self._begun = False
         self._ready = False
         self.pid: int | None = None
+
+    @property
+    def imports(self) -> bool:
+        """Return whether it has begun and is not ready yet."""
+        return self._socket is not None and not self._ready
 
     def begin(self, environment: dict[str, str]) -> None:
         """Start it, once. environment: of a rank. Whatever keeps it from starting costs the warm start alone."""
@@ -94,6 +102,7 @@ class Zygote:
             else:
                 # It has ended, or says what it never says.
                 self.close()
+            self.changed()
 
     def _fork(self, module: Sequence[str], environment: dict[str, str]) -> Forked | None:
         """Let the zygote fork a rank; None where it has ended. Raises OSError where nobody knows whether it did."""

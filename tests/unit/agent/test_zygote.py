@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,16 @@ from tests.waiting import until
 from tools.cluster.ports import free_port
 
 from .conftest import Pod
+from .test_gang_agents import Gangs, gangs_of
+from .test_gang_lost_pods import InPlaceOf, in_place_of
 
+__all__ = ["in_place_of"]
 PATIENT = 240.0
+
+
+@pytest.fixture
+def gangs(tmp_path: Path) -> Iterator[Gangs]:
+    yield from gangs_of(Pod, tmp_path, tracebacks=True)
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
@@ -78,3 +86,29 @@ def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Call
         assert rank["name"] == (before["name"] if lost else f"rank {rank['rank']}")
     assert len({rank["pid"] for rank in second}) == 2
     until(lambda: has_ended(ready), "the zygote ends with its agent")
+
+
+def test_the_first_ranks_of_a_replacement_are_forks_of_what_has_imported_before_their_order(
+    gangs: Gangs, in_place_of: InPlaceOf, tmp_path: Path
+) -> None:
+    def begin(pod: Pod) -> Pod:
+        data = {
+            "entrypoint": "tests.unit.agent.held_code:held_samples",
+            "config": {"samples": 200, "folder": str(tmp_path)},
+        }
+        (pod.folder / "job.json").write_text(json.dumps(job(small(data=data, steps=40, logging={"interval": 1}))))
+        return pod.start_command([])
+
+    first, gone = gangs(2, **{Env.MASTER_PORT: str(free_port()), "CUDA_VISIBLE_DEVICES": ""})
+    for pod in (first, gone):
+        begin(pod)
+    until(lambda: len(noted(tmp_path)) == 2, lambda: first.log + gone.log, seconds=PATIENT)
+    assert gone.process is not None
+    gone.process.kill()
+    new = begin(in_place_of(gone))
+    until(lambda: len(noted(tmp_path)) == 4, lambda: first.log + new.log, seconds=PATIENT)
+    (tmp_path / "on").touch()
+    assert [pod.wait(PATIENT) for pod in (first, new)] == [0, 0], first.log + new.log
+    names = {rank["name"] for rank in noted(tmp_path)[2:] if rank["rank"] == "1"}
+    assert names == {"rank 1"}
+    assert noted(tmp_path)[0]["name"] != "rank 0", "first starts are programs"
