@@ -36,7 +36,7 @@ ONLY_IN_COMPLETE = {
     r"cli/test_plan\.py::test_(what_does_not_fit_a_gpu|a_worker_of_|a_page_has|where_nothing_can_be_)": LONG,
     r"agent/test_trainer_ends\.py.*two pods": LONG,
     r"agent/test_deadlocks\.py": LONG,
-    r"agent/test_zygote\.py": LONG,
+    r"agent/test_zygote\.py::test_(ranks_start_again|the_first_ranks)": LONG,
     r"agent/test_gang_lost_pods\.py.*(how_many_restarts|amid a restart|place_of_a_lost_one)": PROCESSES,
     r"agent/test_gang_replacements\.py.*nobody leads": PROCESSES,
     r"agent/test_own_programs_in_place\.py::test_a_program_that_fails_while": PROCESSES,

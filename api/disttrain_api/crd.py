@@ -163,8 +163,7 @@ def openapi_schema() -> Schema:
         ],
     }
     for rule in RULES:
-        if rule.cel is not None:
-            _at(schema, rule.scope).setdefault("x-kubernetes-validations", []).append(_Compact(rule.validation()))
+        _at(schema, rule.scope).setdefault("x-kubernetes-validations", []).append(_Compact(rule.validation()))
     for path, (kind, _) in CARRIED.items():
         above, _, name = path.rpartition(".")
         # Stored jobs keep it.

@@ -171,9 +171,9 @@ class RunPolicy(ApiModel):
     """Time from the creation of an attempt's pods until all of them run, before the job fails. Absent: no limit."""
     progress_deadline_seconds: Annotated[int, Field(ge=LEAST_PROGRESS_DEADLINE_SECONDS, le=2**31 - 1)] | None = None
     """Time without a new step, while ranks train, before the gang restarts; longer than between two log lines. Below
-    60: once a rank seems to hang, else 60 s. With InPlace a certain hang has 60 s or five of the longest steps, if that
-    is less. Other phases have more time. A command of your own is judged once it has reported a step. Absent: no
-    limit."""
+    60: once a rank seems to hang, else 60 s. With InPlace a certain hang has 60 s or five of the longest steps,
+    whichever is more, within this. Other phases have more time. A command of your own is judged once it has reported a
+    step. Absent: no limit."""
     termination_timeout_seconds: PositiveSeconds = 60
     """Longest time for a pod to end after its grace period, or on a dead node after its deletion, before it is
     force-deleted."""

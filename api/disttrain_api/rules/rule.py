@@ -45,8 +45,8 @@ class Rule:
     """What is wrong and what to do; `{name}` stands for a word or a number."""
     check: Callable[[JobSpec], Values | None]
     """The values of the sentence where the spec breaks the rule, else None."""
-    cel: str | None
-    """The CEL expression that is true where the rule holds; `self` is the object at `scope`. None: `python_only`."""
+    cel: str
+    """The CEL expression that is true where the rule holds; `self` is the object at `scope`."""
     scope: str = "spec"
     """Path of the object that the CEL expression looks at; `path` lies at or below it."""
     values: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +55,6 @@ class Rule:
     """The fields whose values it looks at, where that is not `path`: while one is wrong, the rule is not asked."""
     hint: Callable[[JobSpec], str | None] = lambda spec: None
     """What to do in this very spec, which Python adds to the sentence of a broken rule."""
-    python_only: str | None = None
-    """Why the API server cannot check this."""
 
     def problem(self, spec: JobSpec) -> str | None:
         """The sentence where `spec` breaks the rule, else None."""
@@ -65,8 +63,6 @@ class Rule:
 
     def validation(self) -> dict[str, str]:
         """The entry under `x-kubernetes-validations` of the object at `scope`."""
-        if self.cel is None:
-            raise ValueError(f"rule {self.id} has no CEL expression: {self.python_only}")
         return validation(self.cel, self.sentence, self.values, self.path.removeprefix(self.scope))
 
 

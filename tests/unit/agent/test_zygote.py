@@ -1,8 +1,10 @@
 """Ranks of the trainer that start again are forks of a process that has imported torch, and none can tell."""
 
+import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from disttrain_agent.zygote import Zygote
 from disttrain_api.names import Env
 from tests.unit.trainer.worlds import job, small
-from tests.waiting import until
+from tests.waiting import GENEROUS, until
 from tools.cluster.ports import free_port
 
 from .conftest import Pod
@@ -86,6 +89,24 @@ def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Call
         assert rank["name"] == (before["name"] if lost else f"rank {rank['rank']}")
     assert len({rank["pid"] for rank in second}) == 2
     until(lambda: has_ended(ready), "the zygote ends with its agent")
+
+
+@pytest.mark.parametrize("program", ["", "import os; os.write(0, b'r')"], ids=["it ends", "it is ready"])
+def test_who_waits_for_its_imports_hears_that_they_are_over(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Red where a replacement whose zygote has ended waits for it until its time is over."""
+    monkeypatch.setattr("disttrain_agent.zygote._COMMAND", (sys.executable, "-c", program))
+
+    async def wait() -> tuple[bool, bool]:
+        zygote, over = Zygote(), asyncio.Event()
+        zygote.changed = over.set
+        zygote.begin(dict(os.environ))
+        imports = zygote.imports
+        await asyncio.wait_for(over.wait(), GENEROUS)
+        found = imports, zygote.imports
+        zygote.close()
+        return found
+
+    assert asyncio.run(wait()) == (True, False)
 
 
 def test_the_first_ranks_of_a_replacement_are_forks_of_what_has_imported_before_their_order(
