@@ -16,8 +16,8 @@ from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from disttrain_api.attempt_key import MAX_PROOF_LETTERS
 from disttrain_api.base import ApiModel
+from disttrain_api.leader_address import MAX_PROOF_LETTERS
 from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, LEADER_PATH, RESTART_PATH, TOKEN_HEADER
 from disttrain_api.pod_address import MAX_LETTERS
 from disttrain_api.report import AgentStatus, Figures
@@ -91,6 +91,8 @@ class Operation:
     query: Mapping[str, Schema] = field(default_factory=dict)
     """Schemas of the parameters. Those without a default are required."""
     with_token: bool = True
+    or_proof: bool = False
+    """Whether a proof in the query stands for the token."""
     before_start: bool = False
     """Whether the agent answers it while it has not started its ranks."""
 
@@ -179,12 +181,13 @@ LEADER = Operation(
         },
         "proof": {
             "description": "HMAC-SHA256 of the address under the key of the attempt's addresses, as hexadecimal "
-            "digits. Ranks that have not started start with no other address.",
+            "digits. Ranks that have not started start with no other address. With it the token is not needed.",
             "type": "string",
             "maxLength": MAX_PROOF_LETTERS,
             "default": "",
         },
     },
+    or_proof=True,
     before_start=True,
 )
 OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART, LEADER)
@@ -192,7 +195,7 @@ OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART, LEADER
 _OF_ALL, _WITH_TOKEN, _BEFORE_START = (413,), (401, 405, 429), (503,)
 REFUSALS: Mapping[int, str] = {
     400: "A parameter is absent, or has none of its values.",
-    401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents.",
+    401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents, and the query no valid proof.",
     404: "The pod has no such rank. A path that this document does not have gets the same code.",
     405: "The path is served, but not with this method.",
     409: "A checkpoint: the ranks would write none, as they do not train now, or the job has no storage, or it has "
@@ -268,6 +271,8 @@ def _operation(operation: Operation) -> Schema:
     described: Schema = {"operationId": operation.name, "summary": operation.summary}
     if not operation.with_token:
         described["security"] = []
+    elif operation.or_proof:
+        described["security"] = [{"token": []}, {}]
     if operation.query:
         described["parameters"] = [
             {"name": name, "in": "query", "required": "default" not in schema}

@@ -7,13 +7,11 @@ agent finds the pod by name.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from disttrain_api.agent_token import agent_token
-from disttrain_api.attempt_key import address_proof
-from disttrain_api.names import LEADER_PATH
+from disttrain_api.leader_address import address_proof, leader_path
 from disttrain_operator.agent_client import Agent, Ask, agent_of, ask_directly
 from disttrain_operator.agent_http import NoAnswer
 from disttrain_operator.fair_queue import FairQueue
@@ -21,11 +19,10 @@ from disttrain_operator.snapshot import World, children_of
 
 logger = logging.getLogger(__name__)
 
-_LEAST_PAUSE, _MOST_PAUSE, _PAUSE_OF_ROUND = 0.1, 0.5, 20.0
-"""Seconds between two rounds: a job waits for them. In between, so many times what a round over many jobs takes."""
+ROUND_SECONDS = 0.5
 MOST = 128
 """Agents that are asked at a time; the namespaces take turns."""
-MOST_TRIES = 300
+MOST_TRIES = 60
 """For each agent."""
 _PER_TURN = 100
 """Jobs that are looked at in one turn of the event loop."""
@@ -45,7 +42,7 @@ class _Announcement:
         """The request of an announcement. token: of the job."""
         leader, address = self.leader, self.leader.host.strip("[]")
         proof = address_proof(token, leader.job_uid, leader.attempt, address)
-        return f"{LEADER_PATH}?address={address}&replacement={self.replacement}&proof={proof}"
+        return leader_path(address, self.replacement, proof)
 
 
 class LeaderAddresses:
@@ -66,11 +63,9 @@ class LeaderAddresses:
         # A round does not wait for the answers of the former: one that is slow keeps no other job waiting.
         async with asyncio.TaskGroup() as tasks:
             while True:
-                began = time.monotonic()
                 if self._active():
                     await self.round(tasks)
-                taken = time.monotonic() - began
-                await asyncio.sleep(min(max(_LEAST_PAUSE, _PAUSE_OF_ROUND * taken), _MOST_PAUSE))
+                await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self, tasks: asyncio.TaskGroup) -> None:
         """Announce addresses to all agents that have not heard them, once, in tasks of this group."""

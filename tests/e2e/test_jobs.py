@@ -250,7 +250,7 @@ def test_pods_without_dns_meet_where_the_operator_says(kubectl: Kubectl) -> None
     kubectl.apply(long_job("nameless", workers={"template": {"spec": WITHOUT_DNS}}))
     assert first_step(kubectl, "nameless", attempt=1) > 0
     for pod in kubectl.pods("nameless"):
-        assert "as the operator says" in kubectl("logs", pod["metadata"]["name"], "-c", "trainer")
+        assert "whose name has no address yet" in kubectl("logs", pod["metadata"]["name"], "-c", "trainer")
     end_soon(kubectl, "nameless")
 
 

@@ -1,5 +1,6 @@
 """The pod's environment, read once, and the environment of each of its ranks."""
 
+import hmac
 import json
 import os
 from collections.abc import Mapping
@@ -7,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disttrain_agent.restart import Limits
+from disttrain_agent.zygote_process import rank_defaults
 from disttrain_api.agent_token import agent_token
-from disttrain_api.attempt_key import address_proof, attempt_key
+from disttrain_api.attempt_key import attempt_key
 from disttrain_api.backoff import MAX_BACKOFF_SECONDS
 from disttrain_api.errors import DisttrainError
+from disttrain_api.leader_address import address_proof
 from disttrain_api.names import DEFAULT_GRACE_SECONDS, REPORTS_FOLDER, SCRATCH_DIR, TERMINATION_LOG, TOKEN_FILE, Env
 from disttrain_api.pod_address import is_loopback
 from disttrain_api.run_policy import MAX_RESTARTS
@@ -62,6 +65,11 @@ class PodEnvironment:
     def address_proof(self, address: str) -> str | None:
         """Return what an address of worker 0 must come with; None if the pod has no readable token of its job."""
         return address_proof(token, self.job_uid, self.attempt, address) if (token := self._job_token) else None
+
+    def proves(self, proof: str, address: str) -> bool:
+        """Return whether who says that worker 0 is at an address knows the job's token, or has it from who does."""
+        expected = self.address_proof(address)
+        return expected is not None and hmac.compare_digest(expected.encode(), proof.encode())
 
     @property
     def _job_token(self) -> str:
@@ -129,11 +137,7 @@ class PodEnvironment:
             local[Env.GENERATION] = str(generation)
         if self.memory is not None:
             local[Env.MEMORY] = self.memory
-        defaults = {"PYTHONUNBUFFERED": "1"}
-        if self.ranks_here > 1:
-            # As torchrun does: every rank would otherwise start a thread per core of the node.
-            defaults["OMP_NUM_THREADS"] = "1"
-        return {**defaults, **self.variables, **local}
+        return {**rank_defaults(several=self.ranks_here > 1), **self.variables, **local}
 
     def _of_own_program(self, generation: int, master_port: int | None, master_address: str | None) -> dict[str, str]:
         # The port of the agent's API is this process's.

@@ -7,7 +7,7 @@
     GET /v1/stacks?thread=T         the stacks of all ranks; T: main, or all
     POST /v1/checkpoint             ask the ranks for a checkpoint
     POST /v1/restart?attempt=…      restart the ranks of a gang that hangs
-    POST /v1/leader?address=A&replacement=N&proof=P    where worker 0's pod is
+    POST /v1/leader?address=A&replacement=N&proof=P    where worker 0's pod is; with a proof, the token is not needed
 
 Imported when the first connection comes: aiohttp takes a third of a second, which no start of a rank waits for.
 """
@@ -74,7 +74,7 @@ class Api:
         if request.path == agent_api.HEALTH.path:
             return {"ok": True}
         given = request.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        if not hmac.compare_digest(given, self._token) and not self._is_proved(request):
             raise RefusedError(401, f"the header {TOKEN_HEADER} must hold the token of the job's agents", "token")
         if not self._rate.take(asyncio.get_running_loop().time()):
             raise RefusedError(429, "too many requests", "rate")
@@ -87,6 +87,19 @@ class Api:
         if not self._look.started and not operation.before_start:
             raise RefusedError(503, "no rank has been started in this pod yet")
         return await answer(request)
+
+    def _is_proved(self, request: web.BaseRequest) -> bool:
+        """Whether a request without the token says where worker 0's pod is, with a proof of it: who sends the token to
+        an address that a name has led to may send it to somebody else's pod."""
+        if request.path != agent_api.LEADER.path:
+            return False
+        address = self._address(request)
+        return address is not None and self._look.proves(request.query.get("proof", ""), address)
+
+    def _address(self, request: web.BaseRequest) -> str | None:
+        """The address in a request, if a pod can have it."""
+        address = pod_address(request.query.get("address"), loopback=self._look.on_loopback)
+        return None if address is None else str(address)
 
     async def _status(self, request: web.BaseRequest) -> Any:
         status = self._look.status(self._refused)
@@ -128,10 +141,10 @@ class Api:
 
     async def _leader(self, request: web.BaseRequest) -> Any:
         replacement = _number(request, "replacement", None)
-        address = pod_address(request.query.get("address"), loopback=self._look.on_loopback)
+        address = self._address(request)
         if address is None:
             raise RefusedError(400, "`address` must be an address that a pod can have")
-        if not self._look.hear_leader(str(address), replacement, request.query.get("proof", "")):
+        if not self._look.hear_leader(address, replacement, request.query.get("proof", "")):
             raise RefusedError(409, "this agent waits for no such pod of worker 0")
         return {"known": True}
 

@@ -12,6 +12,7 @@ from disttrain_agent.limits import Admission, Limits
 from disttrain_agent.look import Look
 
 _BACKLOG = 64
+Protocols = Callable[[Look, str, Admission, Limits], Callable[[], asyncio.Protocol]]
 
 
 @dataclass
@@ -25,9 +26,16 @@ class Listener:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loading: asyncio.Future[Protocols] | None = None
         self._serving: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
         self._loop.add_reader(self.socket, self._somebody_comes)
+
+    def load(self) -> asyncio.Future[Protocols]:
+        """Load the server, so that the first connection does not wait for it."""
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(asyncio.to_thread(_load))
+        return self._loading
 
     def close(self) -> None:
         """Stop answering."""
@@ -44,13 +52,10 @@ class Listener:
         self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        protocols = await asyncio.to_thread(_load)
+        protocols = await self.load()
         admission = Admission(self.limits)
         limiter = ConnectionLimiter(protocols(self.look, self.token, admission, self.limits), admission, self.limits)
         self._server = await self._loop.create_server(limiter, sock=self.socket, backlog=_BACKLOG)
-
-
-Protocols = Callable[[Look, str, Admission, Limits], Callable[[], asyncio.Protocol]]
 
 
 def _load() -> Protocols:

@@ -106,7 +106,7 @@ class Look:
         self._send, self._is_stopped = send, is_stopped
         self._hangs = hangs
         self._asking = asyncio.Lock()
-        self.hear_leader, self.on_loopback = hear_leader, pod.on_loopback
+        self.hear_leader, self.proves, self.on_loopback = hear_leader, pod.proves, pod.on_loopback
 
     @property
     def started(self) -> bool:

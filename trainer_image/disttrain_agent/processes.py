@@ -2,23 +2,19 @@
 
 import asyncio
 import contextlib
-import ctypes
-import functools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.output import RankOutput
+from disttrain_agent.parent import ON_LINUX, die_with, libc
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 64 * 1024
-_ON_LINUX = sys.platform.startswith("linux")
 
 
 class Child(Protocol):
@@ -172,8 +168,8 @@ class Processes:
 
     def adopt_orphans(self) -> None:
         """Have what ranks leave behind become this process's child, as it does where this process is PID 1."""
-        if _ON_LINUX:
-            _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if ON_LINUX:
+            libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def kill_orphans(self, spared: int | None = None) -> bool:
         """SIGKILL to what ranks that have all ended have left behind, which are all children but the one to spare;
@@ -199,31 +195,9 @@ class Processes:
             self._loop.remove_reader(process._pipe)
 
 
-def die_with(parent: int) -> Callable[[], None] | None:
-    """First action of a child of `parent`: ask to be killed when the parent dies.
-
-    In a container the kernel does this for the children of PID 1; as a process of a laptop they would live on.
-    """
-    if not _ON_LINUX:
-        return None
-    prctl = _libc().prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _children() -> list[int]:
     """All children of this process. Elsewhere than on Linux none is known: there the process groups have to do."""
-    if not _ON_LINUX:
+    if not ON_LINUX:
         return []
     found, own = [], os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):

@@ -1,6 +1,7 @@
-"""Waiting until the master's name has an address."""
+"""Addresses of the pods of a job: waiting until the master's name has one, and those of connections."""
 
 import asyncio
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable
@@ -57,6 +58,12 @@ async def addresses(host: str, port: int) -> list[str]:
     if error is not None or not found:
         raise OSError(f"{host} has no address")
     return found
+
+
+def own_address(writer: asyncio.StreamWriter) -> str:
+    """Return the address of this side of a connection; of one over IPv4 that a socket for IPv6 has taken, IPv4's."""
+    address = ipaddress.ip_address(str(writer.get_extra_info("sockname")[0]).partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 async def _try(host: str, lookup: Lookup) -> Exception | None:

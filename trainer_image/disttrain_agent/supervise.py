@@ -18,14 +18,14 @@ from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.gang.join import Gang, join_gang
 from disttrain_agent.gang.messages import PodFailure
 from disttrain_agent.life import Life, Timing
-from disttrain_agent.listen import listen
+from disttrain_agent.listen import Listener, listen
 from disttrain_agent.look import Look
 from disttrain_agent.master_address import MasterAddress
 from disttrain_agent.memory import open_memory
 from disttrain_agent.memory_kills import memory_kills
 from disttrain_agent.output import log
 from disttrain_agent.own_ranks import OwnRanks
-from disttrain_agent.processes import Processes, RankProcess, Start, execute
+from disttrain_agent.processes import Processes, RankProcess
 from disttrain_agent.reports import Reports, TerminationMessage
 from disttrain_agent.restart import hopeless
 from disttrain_agent.step_clock import StepClock
@@ -44,28 +44,27 @@ class Supervisor:
     """Runs the ranks of a pod. `run` may be called once, in an event loop on the main thread.
 
     must_report: whether a rank has succeeded only where it has reported that its work is done.
-    zygote: starts ranks that start again; None: `start` does.
+    zygote: starts ranks; None: as programs.
     """
 
     def __init__(
-        self, pod: PodEnvironment, command: Sequence[str], message: TerminationMessage, start: Start = execute,
-        timing: Timing | None = None, *, must_report: bool = False, zygote: Zygote | None = None,
+        self, pod: PodEnvironment, command: Sequence[str], message: TerminationMessage, zygote: Zygote | None = None,
+        timing: Timing | None = None, *, must_report: bool = False,
     ) -> None:  # fmt: skip
         self._memory = open_memory(pod)
         if self._memory is not None:
             pod = replace(pod, memory=self._memory.place)
         self._pod, self._command, self._message = pod, command, message
-        self._start = start if zygote is None else zygote.start
-        self._must_report, self._zygote = must_report, zygote
+        self._must_report, self._zygote = must_report, zygote or Zygote(warm=False)
         self._timing = timing or Timing()
         self._reports = Reports(pod.report_dir, pod.ranks)
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        if zygote is not None:
-            zygote.changed = self._changed.set
+        self._changed, self._ends = asyncio.Event(), asyncio.Event()
+        self._zygote.changed = self._changed.set
         self._processes = Processes(self._rank_ended)
         self._life = Life()
         self._master = MasterAddress(pod, self._timing.own_name, log)
+        self._listener: Listener | None = None
         self._stop_at: float | None = None
         self._gang: Gang | None = None
         self._restarts: RestartsInPlace | None = None
@@ -78,7 +77,7 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._stop, number)
         if self._pod.restarts_in_place is not None:
             self._processes.adopt_orphans()
-        if self._zygote is not None and self._pod.replacement:
+        if self._pod.replacement:
             # All others wait for this pod: what its ranks import is there when they meet.
             self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         self._reports.forget()
@@ -89,12 +88,12 @@ class Supervisor:
             lambda: 0 if self._gang is None else self._gang.generation,
             asked=own, hangs=self._hangs, hear_leader=self._hear_leader,
         )  # fmt: skip
-        listener = watch = None
+        watch = None
         try:
             if self._pod.awaits_address:
                 if not self._pod.on_loopback:
-                    listener = listen(self._pod, look, log)
-                if not await self._master.known(self._changed) or self._stop_at is not None:
+                    self._listener = listen(self._pod, look, log)
+                if not await self._master.known(self._ends) or self._stop_at is not None:
                     return self._not_started()
             self._gang = join_gang(self._pod, self._timing, self._changed.set, log, self._master.heard)
             if not await self._ordered_to_start():
@@ -102,7 +101,7 @@ class Supervisor:
             self._reports.prepare()
             self._start_ranks()
             watch = self._loop.create_task(steps.watch())
-            listener = listener or listen(self._pod, look, log)
+            self._listener = self._listener or listen(self._pod, look, log)
             while True:
                 await self._until_all_have_ended()
                 self._processes.reap()
@@ -115,14 +114,10 @@ class Supervisor:
         finally:
             if watch is not None:
                 watch.cancel()
-            if listener is not None:
-                listener.close()
-            if self._gang is not None:
-                self._gang.close()
-            if self._zygote is not None:
-                self._zygote.close()
-            if self._memory is not None:
-                self._memory.close()
+            for part in (self._listener, self._gang, self._memory):
+                if part is not None:
+                    part.close()
+            self._zygote.close()
 
     def _awaited(self) -> frozenset[int]:
         """Workers that all ranks wait for."""
@@ -154,7 +149,7 @@ class Supervisor:
             await self._until_gang_changed(gang, self._timing.report)
         self._restart_is_decided(gang)
         until = self._loop.time() + self._timing.imports
-        while self._in_gang and self._zygote is not None and self._zygote.imports and self._loop.time() < until:
+        while self._zygote.imports and self._in_gang and not gang.must_stop and self._loop.time() < until:
             await self._until_gang_changed(gang, self._timing.report)
         return self._in_gang
 
@@ -165,7 +160,8 @@ class Supervisor:
         generation, port, address = (
             (0, None, None) if gang is None else (gang.generation, gang.master_port, gang.master_address)
         )
-        self._processes.start(self._pod, self._command, self._start, generation, port, address or self._master.heard)
+        address, start = address or self._master.heard, self._zygote.start
+        self._processes.start(self._pod, self._command, start, generation, port, address)
         ranks = self._pod.ranks
         log(f"started ranks {ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else f"started rank {ranks.start}")
 
@@ -191,8 +187,7 @@ class Supervisor:
         if gang is None or failure is None or self._stop_at is not None:
             return False
         self._leave_where_hopeless(gang, failure)
-        spared = self._zygote.pid if self._zygote is not None else None
-        while self._in_gang and self._processes.kill_orphans(spared):
+        while self._in_gang and self._processes.kill_orphans(self._zygote.pid):
             await self._until_gang_changed(gang, self._timing.orphans)
         generation = gang.generation
         if self._in_gang:
@@ -230,6 +225,9 @@ class Supervisor:
 
     async def _until_gang_changed(self, gang: Gang, seconds: float) -> None:
         """Wait until something happens in the gang or is due there, but no longer."""
+        if gang.awaited and self._listener is not None:
+            # It will be said where worker 0's next pod is, and all wait for this one to hear it.
+            self._listener.load()
         if gang.due is not None:
             seconds = max(0.0, min(seconds, gang.due - self._loop.time()))
         await self._until_changed(seconds)
@@ -264,7 +262,7 @@ class Supervisor:
             life.cut_at = None
             self._processes.terminate()
         self._message.write(self._reports.progress(), self._failure(), self._restarts)
-        if self._zygote is not None and all(self._reports.trains(rank) for rank in self._pod.ranks):
+        if all(self._reports.trains(rank) for rank in self._pod.ranks):
             self._zygote.begin(self._pod.of_rank(self._pod.ranks.start))
         if self._pod.config is not None and all(self._reports.done(process.rank) for process in self._processes.alive):
             life.done_since = life.done_since or now
@@ -332,6 +330,7 @@ class Supervisor:
         self._stop_at = self._loop.time()
         if self._gang is not None:
             self._gang.depart(f"{signal.Signals(number).name} to the pod")
+        self._ends.set()
         self._changed.set()
 
     def _failure(self) -> RankFailure | None:

@@ -1,7 +1,7 @@
 """A warm start for ranks that start again in their pod: forks of a process that has imported torch, the zygote.
 
 The program is disttrain_trainer/zygote.py. It is started when the ranks train, so that it delays no start of theirs; in
-the replacement of a lost pod at once, where the ranks begin as its forks, too.
+the replacement of a lost pod before anything else, where the ranks begin as its forks, too.
 """
 
 import asyncio
@@ -11,19 +11,18 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from disttrain_agent.processes import Child, execute
+from disttrain_agent.processes import Child, Start, execute
+from disttrain_agent.zygote_process import ZygoteProcess, start_zygote
 
 DESCRIPTORS = 2
 READY = b"r"
 PID = "!i"
 _MODULE = (sys.executable, "-P", "-m")
-_COMMAND = (*_MODULE, "disttrain_trainer.zygote")
 _ANSWER_SECONDS = 5.0
 """It has nothing else to do, so a fork takes milliseconds."""
 
@@ -40,11 +39,13 @@ class Forked:
 class Zygote:
     """Starts ranks from a process that has imported torch, where there is one, else as programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Start = execute, running: ZygoteProcess | None = None, *, warm: bool = True) -> None:
+        """start: of a rank as a program. running: it has been started already. warm: whether there is to be one."""
         self.changed: Callable[[], None] = lambda: None
         """Called when it is ready, or has ended before."""
+        self._start, self._running = start, running
         self._socket: socket.socket | None = None
-        self._begun = False
+        self._begun = not warm
         self._ready = False
         self.pid: int | None = None
 
@@ -53,30 +54,15 @@ class Zygote:
         """Return whether it has begun and is not ready yet."""
         return self._socket is not None and not self._ready
 
-    def begin(self, environment: dict[str, str]) -> None:
-        """Start it, once. environment: of a rank. Whatever keeps it from starting costs the warm start alone."""
-        if self._begun or not sys.platform.startswith("linux"):
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Start it, once, unless it runs. environment: of a rank."""
+        if self._begun:
             return
         self._begun = True
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = subprocess.Popen(
-                    _COMMAND,
-                    env=environment,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    process_group=0,
-                )
-            except OSError:
-                ours.close()
-                return
-        self.pid, self._socket = process.pid, ours
-        # It is reaped with all other children of this process.
-        process.returncode = 0
-        ours.setblocking(False)
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        process = self._running or start_zygote(environment)
+        if process is not None:
+            self.pid, self._socket = process.pid, process.socket
+            asyncio.get_running_loop().add_reader(self._socket, self._hear)
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> Child:
         """The Start of a rank. Raises OSError."""
@@ -84,7 +70,7 @@ class Zygote:
             forked = self._fork(command[len(_MODULE) :], environment)
             if forked is not None:
                 return forked
-        return execute(command, environment)
+        return self._start(command, environment)
 
     def close(self) -> None:
         """Let it end."""

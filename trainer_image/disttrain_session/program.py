@@ -21,7 +21,7 @@ from disttrain_agent.listen import listen
 from disttrain_agent.look import Look
 from disttrain_agent.output import KEPT_LINES, log, write_all
 from disttrain_agent.own_ranks import OwnRanks
-from disttrain_agent.processes import die_with
+from disttrain_agent.parent import die_with
 from disttrain_agent.reports import LOOK_SECONDS, Reports
 from disttrain_api.log_rules import LoggedProgress, compiled
 from disttrain_api.names import Env

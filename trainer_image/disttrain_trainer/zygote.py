@@ -17,7 +17,7 @@ import sys
 import time
 
 from disttrain_agent.import_ahead import has_met_the_driver, import_ahead
-from disttrain_agent.processes import die_with
+from disttrain_agent.parent import die_with
 from disttrain_agent.zygote import DESCRIPTORS, PID, READY
 from disttrain_trainer.runtime.forks import call_it, close_from, end_with, run_module
 

@@ -21,7 +21,8 @@ from typing import IO
 from disttrain.local import keeper
 from disttrain_agent.import_ahead import has_met_the_driver, import_ahead
 from disttrain_agent.main import main as agent
-from disttrain_agent.processes import Child, die_with
+from disttrain_agent.parent import die_with
+from disttrain_agent.processes import Child
 from disttrain_trainer.runtime.forks import call_it, close_from, end_with, run_module
 
 AGENT = "disttrain_agent"

@@ -164,6 +164,7 @@ if number == 1:
         os.kill(rank_of(second), signal.SIGKILL)
         second.until(lambda: "was killed by signal 9" in second.log, "its rank has ended")
     second.until(lambda: f"worker 0's agent is lost; {WAITS}" in second.log, "it waits")
+    second.until(lambda: "aiohttp" in maps_of(second), "it has loaded what the first request needs")
     assert status_of(second).awaited == [0]
     new = in_place_of(gone).start(f"note('generation', os.environ['{Env.GENERATION}'])\n{FINISH}")
     pods = [new, second, third]
@@ -175,6 +176,12 @@ if number == 1:
     found = restarts(new)
     assert (found.count, found.failure.rank, found.failure.reason) == (1, 0, "PodLost")
     assert "restart 1 in place: rank 0 was lost with its pod" in new.log
+
+
+def maps_of(pod: Pod) -> str:
+    """The files that its agent has mapped, such as the libraries that it has loaded."""
+    assert pod.process is not None
+    return Path(f"/proc/{pod.process.pid}/maps").read_text()
 
 
 def test_who_leads_after_worker_0s_pod_was_lost_knows_how_many_restarts_are_left(

@@ -30,12 +30,12 @@ KILLED = PodFailure(cause=RankFailure(rank=1, exit_code=137, signal=9))
 class Port:
     """Worker 0's agent, and connections to it."""
 
-    def __init__(self, leader: Leader | None = None) -> None:
+    def __init__(self, leader: Leader | None = None, workers: int = WORKERS) -> None:
         self.log: list[str] = []
-        self.leader = leader or Leader(WORKERS, Limits(3, 0), 1.0, 60.0, 900.0)
+        self.leader = leader or Leader(workers, Limits(3, 0), 1.0, 60.0, 900.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
-        self.agent = LeadingAgent(self.leader, lambda: None, self.log.append, KEY, WORKERS, listener, lambda: NOW)
+        self.agent = LeadingAgent(self.leader, lambda: None, self.log.append, KEY, workers, listener, lambda: NOW)
         self._open: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -13,8 +13,8 @@ from disttrain_agent.environment import PodEnvironment
 from disttrain_agent.listen import open_port
 from disttrain_agent.reports import TerminationMessage
 from disttrain_agent.supervise import Supervisor
-from disttrain_api.agent_api import LEADER, STATUS
-from disttrain_api.attempt_key import address_proof
+from disttrain_api.agent_api import STATUS
+from disttrain_api.leader_address import address_proof, leader_path
 from disttrain_api.names import TOKEN_FILE, TOKEN_HEADER
 from disttrain_operator.agent_http import NoAnswer, exchange
 from tests.unit.agent.test_http_api import JOB_TOKEN, TOKEN, a_port
@@ -40,9 +40,9 @@ class Waiting:
         rank = [sys.executable, "-c", RANK.format(self.met)]
         self.run = asyncio.create_task(Supervisor(pod, rank, TerminationMessage(folder / "message")).run())
 
-    async def ask(self, method: str, path: str) -> bytes:
+    async def ask(self, method: str, path: str, token: str = TOKEN) -> bytes:
         return await exchange(
-            method, "127.0.0.1", self.port, path, {TOKEN_HEADER: TOKEN}, most=9999, seconds=60.0, connect_seconds=60.0
+            method, "127.0.0.1", self.port, path, {TOKEN_HEADER: token}, most=9999, seconds=60.0, connect_seconds=60.0
         )
 
     async def answers(self) -> bool:
@@ -52,13 +52,13 @@ class Waiting:
             return False
         return True
 
-    async def tell(self, address: str, proof: str, replacement: int = 0) -> bool:
+    async def tell(self, address: str, proof: str, replacement: int = 0, token: str = TOKEN) -> bool:
         """Whether the agent takes the address."""
-        path = f"{LEADER.path}?address={address}&replacement={replacement}&proof={proof}"
+        path = leader_path(address, replacement, proof)
         try:
-            return bool(json.loads(await self.ask("POST", path))["known"])
+            return bool(json.loads(await self.ask("POST", path, token))["known"])
         except NoAnswer as error:
-            return str(error) not in ("it answers 400", "it answers 409")
+            return str(error) not in ("it answers 400", "it answers 401", "it answers 409")
 
 
 @pytest.fixture(params=[0, 1], ids=["worker 0", "worker 1"])
@@ -78,6 +78,17 @@ async def waiting(
 
 async def test_ranks_start_with_the_address_that_is_proved(waiting: Waiting) -> None:
     assert await waiting.tell(WORKER_0, PROOF)
+    assert await waiting.run == 0
+    assert waiting.met.read_text() == WORKER_0
+
+
+async def test_a_proof_stands_for_the_token(waiting: Waiting) -> None:
+    for proof in ("", PROOF[:-1], address_proof(JOB_TOKEN, "uid-1", 2, WORKER_0)):
+        with pytest.raises(NoAnswer, match="401"):
+            await waiting.ask("POST", leader_path(WORKER_0, 0, proof), "")
+    with pytest.raises(NoAnswer, match="401"):
+        await waiting.ask("GET", f"{STATUS.path}?address={WORKER_0}&proof={PROOF}", "")
+    assert await waiting.tell(WORKER_0, PROOF, token="")
     assert await waiting.run == 0
     assert waiting.met.read_text() == WORKER_0
 

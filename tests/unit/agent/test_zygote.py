@@ -94,7 +94,7 @@ def test_ranks_start_again_as_forks_that_are_as_programs_of_their_own(pods: Call
 @pytest.mark.parametrize("program", ["", "import os; os.write(0, b'r')"], ids=["it ends", "it is ready"])
 def test_who_waits_for_its_imports_hears_that_they_are_over(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Red where a replacement whose zygote has ended waits for it until its time is over."""
-    monkeypatch.setattr("disttrain_agent.zygote._COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr("disttrain_agent.zygote_process.COMMAND", (sys.executable, "-c", program))
 
     async def wait() -> tuple[bool, bool]:
         zygote, over = Zygote(), asyncio.Event()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from disttrain_api.agent_api import OPERATIONS, REFUSALS, codes, document
-from disttrain_api.names import TOKEN_HEADER
+from disttrain_api.names import LEADER_PATH, TOKEN_HEADER
 from tests.described_answer import assert_described
 
 DOCUMENT = document()
@@ -33,13 +33,15 @@ def test_every_reference_leads_somewhere_and_every_schema_is_led_to() -> None:
     assert wanted == {f"#/components/{part}/{name}" for part in ("responses", "schemas") for name in parts[part]}
 
 
-def test_the_token_is_asked_for_everywhere_but_where_the_agent_asks_for_none() -> None:
+def test_the_token_is_asked_for_everywhere_but_where_the_agent_asks_for_none_or_takes_a_proof() -> None:
     (scheme,) = DOCUMENT["components"]["securitySchemes"].items()
     assert scheme == ("token", {"type": "apiKey", "in": "header", "name": TOKEN_HEADER})
     assert DOCUMENT["security"] == [{"token": []}]
-    assert [path for path, methods in DOCUMENT["paths"].items() for one in methods.values() if "security" in one] == [
-        "/healthz"
-    ]
+    operations = [(path, one) for path, methods in DOCUMENT["paths"].items() for one in methods.values()]
+    assert {path: one["security"] for path, one in operations if "security" in one} == {
+        "/healthz": [],
+        LEADER_PATH: [{"token": []}, {}],
+    }
 
 
 RANK = {"rank": 0, "report": {"rank": 0, "step": 1, "loss": 0.5, "checkpoint": {"step": 1, "path": "/", "time": "t"}}}

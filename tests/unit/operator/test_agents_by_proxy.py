@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, TOKEN_HEADER
+from disttrain_api.names import AGENT_PORT, CHECKPOINT_PATH, LEADER_PATH, TOKEN_HEADER
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
 from disttrain_operator.__main__ import Operator
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ApiServerProxy, agent_of, ask_directly
+from disttrain_operator.agent_http import NoAnswer
 from disttrain_operator.kept_pod import keep_pod
 from disttrain_operator.kube.auth import Access, ClientCertificate, Credentials
 from disttrain_operator.kube.client import Client
@@ -103,6 +105,18 @@ async def test_a_refusal_costs_the_figures_alone(code: int) -> None:
         assert await client.get("/elsewhere") == {"at": "/elsewhere"}
         assert answered == [200]
         await client.close()
+
+
+@pytest.mark.parametrize(("code", "refuses"), [(404, True), (409, True), (429, False), (503, False)])
+async def test_an_agent_that_refuses_is_not_taken_for_one_that_is_not_reached(code: int, refuses: bool) -> None:
+    """An address of worker 0 is said again to an agent that is not reached, and once to one that wants none."""
+
+    async def answers(request: web.Request) -> web.Response:
+        return refusal(code, "Conflict", "Conflict", {})
+
+    async with proxied(answers) as (proxy, _):
+        with pytest.raises(NoAnswer if refuses else aiohttp.ClientError):
+            await proxy.ask(an_agent(), "t", LEADER_PATH)
 
 
 async def test_a_pod_plants_no_cookie_at_the_api_servers_address() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from disttrain_api.agent_api import LEADER
 from disttrain_api.agent_token import agent_token
-from disttrain_api.attempt_key import address_proof
+from disttrain_api.leader_address import address_proof
 from disttrain_api.names import Env, Label
 from disttrain_operator.agent_client import Agent
 from disttrain_operator.agent_http import NoAnswer, Unreachable

@@ -17,7 +17,7 @@ from disttrain_api.attempt_key import attempt_key
 from disttrain_api.handshake import NONCE_BYTES, Refused, answer_to, check_proof, hello_of, proof_for, read_hello
 from disttrain_api.pod_address import is_loopback
 from disttrain_api.unproven import Waiting, source_of
-from disttrain_trainer.runtime.rendezvous.forwarder import Forwarder, Place, dial
+from disttrain_trainer.runtime.rendezvous.forwarder import Forwarder, Place, dial, next_pause
 from disttrain_trainer.runtime.rendezvous.gateway import Gateway
 from disttrain_trainer.runtime.rendezvous.loop import Loop
 from disttrain_trainer.runtime.rendezvous.store import _log as log
@@ -29,6 +29,26 @@ from tools.cluster.ports import free_port
 
 KEY = attempt_key("a token", "rendezvous", "uid", 2)
 OLDER = attempt_key("a token", "rendezvous", "uid", 1)
+
+
+def tries(seconds: float, world_size: int) -> list[float]:
+    """When a rank tries in so many seconds, of which the tries themselves take none; the last one is after them."""
+    found, pause = [0.0], 0.005
+    while found[-1] < seconds:
+        found.append(found[-1] + pause)
+        pause = next_pause(pause, found[-1], world_size)
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 3.0, 19.0])
+def test_a_rank_waits_hardly_longer_than_until_rank_0_is_there(seconds: float) -> None:
+    assert tries(seconds, 2)[-1] - seconds <= 0.06 * seconds + 0.005
+    assert len(tries(seconds, 2)) < 150, "each may ask a name server"
+
+
+@pytest.mark.parametrize("world_size", [100, 1000, 10_000])
+def test_many_ranks_do_not_flood_rank_0(world_size: int) -> None:
+    assert sum(time > 2 for time in tries(60.0, world_size)) / 58 * world_size <= max(1100, 1.1 * world_size)
 
 
 class TestHandshake:

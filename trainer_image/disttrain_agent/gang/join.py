@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from disttrain_agent.environment import PodEnvironment
+from disttrain_agent.gang.announce import announce
 from disttrain_agent.gang.follow import FollowingAgent
 from disttrain_agent.gang.lead import LeadingAgent
 from disttrain_agent.gang.leader import Leader, Left
@@ -107,4 +109,5 @@ def join_gang(
     except (OSError, OverflowError) as error:
         log(f"no restart in place: cannot listen on port {port}: {error}")
         return None
-    return LeadingAgent(leader, changed, log, key, pod.workers, listener, master_ports=ports)
+    says = partial(announce, pod) if pod.replacement else None
+    return LeadingAgent(leader, changed, log, key, pod.workers, listener, master_ports=ports, announce=says)

@@ -1,14 +1,14 @@
 """Worker 0's part of a gang: takes the other agents' connections, and passes on what they and its leader say."""
 
 import asyncio
-import ipaddress
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 
 from disttrain_agent.gang.channel import HANDSHAKE_SECONDS, MAX_LINE_BYTES, Channel, end, lead
 from disttrain_agent.gang.leader import Leader, Left
 from disttrain_agent.gang.messages import Kind, Message, PodFailure
+from disttrain_agent.resolve import own_address
 from disttrain_agent.restart import Kept
 from disttrain_api.handshake import Refused
 from disttrain_api.report import RestartsInPlace
@@ -22,7 +22,8 @@ class LeadingAgent:
     """The gang for the supervisor of worker 0's ranks.
 
     changed: called when something has come in. listener: None where there are no other pods. master_ports: one for each
-    generation but the first; None: all meet on the port of their pods.
+    generation but the first; None: all meet on the port of their pods. announce: says to the workers that are not
+    connected where this pod is; None: nobody has to.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LeadingAgent:
         listener: socket.socket | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         master_ports: Iterator[int] | None = None,
+        announce: Callable[[Container[int]], Coroutine[None, None, None]] | None = None,
     ) -> None:
         self._leader, self._changed, self._log = leader, changed, log
         self._key, self._workers, self._clock, self._master_ports = key, workers, clock, master_ports
@@ -55,6 +57,7 @@ class LeadingAgent:
         if listener is not None:
             listener.setblocking(False)
             self._listening = self._loop.create_task(self._listen(listener))
+        self._announcing = None if announce is None else self._loop.create_task(announce(self._channels))
 
     @property
     def generation(self) -> int:
@@ -117,8 +120,9 @@ class LeadingAgent:
 
     def close(self) -> None:
         """End all connections."""
-        if self._listening is not None:
-            self._listening.cancel()
+        for task in (self._listening, self._announcing):
+            if task is not None:
+                task.cancel()
         if self._server is not None:
             self._server.close()
         for channel in self._channels.values():
@@ -166,7 +170,7 @@ class LeadingAgent:
             if not taken:
                 raise Refused("it cannot take part now")
             if self._leader.is_replacement:
-                self.master_address = _own_address(writer)
+                self.master_address = own_address(writer)
             former, self._channels[worker] = self._channels.get(worker), channel
             if former is not None:
                 former.close()
@@ -201,9 +205,3 @@ class LeadingAgent:
         if self.refused & (self.refused - 1) == 0:
             count = "" if self.refused == 1 else f" ({self.refused} so far)"
             self._log(f"gang: refused a connection from {address}: {why}{count}")
-
-
-def _own_address(writer: asyncio.StreamWriter) -> str:
-    """Return the address of this side of a connection; of one over IPv4 that a socket for IPv6 has taken, IPv4's."""
-    address = ipaddress.ip_address(str(writer.get_extra_info("sockname")[0]).partition("%")[0])
-    return str(getattr(address, "ipv4_mapped", None) or address)

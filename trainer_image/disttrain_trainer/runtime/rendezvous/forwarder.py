@@ -18,6 +18,10 @@ from disttrain_trainer.runtime.rendezvous.splice import Splice
 _CONNECT_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 1.0
+_SHARE_OF_WAIT = 0.05
+"""A pause may be so much of the time that a rank has waited: the wait gets longer than it has to by as much."""
+_TRIES_PER_SECOND = 1000
+"""Those of all ranks together, about: rank 0's machine answers them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ def dial(place: Place, seconds: float, log: Callable[[str], None] = lambda sente
     Tries again for so many seconds: rank 0 may start later, and its name resolve later. Raises OSError or Refused with
     what was wrong last. `log`: takes a sentence, of the first refusal.
     """
-    deadline, pause, refused = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS, False
+    began, pause, refused = time.monotonic(), _FIRST_PAUSE_SECONDS, False
+    deadline = began + seconds
     while True:
         try:
             return _try(place, max(0.1, min(_CONNECT_SECONDS, deadline - time.monotonic())))
@@ -91,7 +96,13 @@ def dial(place: Place, seconds: float, log: Callable[[str], None] = lambda sente
                 refused = True
                 log(f"rendezvous: {place.host}:{place.port}: {error}; trying again for {seconds:g} s")
         time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = next_pause(pause, time.monotonic() - began, place.world_size)
+
+
+def next_pause(former: float, waited: float, world_size: int) -> float:
+    """Return the seconds until the next try, by those before the last one and those that all have taken so far."""
+    bound = max(_FIRST_PAUSE_SECONDS, _SHARE_OF_WAIT * waited, world_size / _TRIES_PER_SECOND)
+    return min(2 * former, bound, _LONGEST_PAUSE_SECONDS)
 
 
 def _try(place: Place, seconds: float) -> socket.socket:
