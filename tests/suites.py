@@ -106,6 +106,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_chunked_loss_layouts\.py.*\[(?!(dp2|fsdp2, llama, tied|tp2, everything|pp2, (1F1B|I.*Z.*))\])": LONG,
     r"trainer/test_(chunked_loss\.py::test_compiled|transformers_compiled\.py)": "compiling takes minutes",
     r"trainer/test_compiled\.py::test_model_and_loss_are_one": "compiling takes long",
+    r"trainer/test_async_tensor\.py::test_products": "compiling takes long",
     r"trainer/test_slow_ranks\.py::test_the_slow_rank_is_reported": LONG,
     r"trainer/test_estimate\.py::test_the_first_rank_of_a_worker": LONG,
     r"trainer/test_loading\.py::test_nothing_outlives": PROCESSES,

@@ -205,6 +205,9 @@ class Parallelism(ApiModel):
     """Ranks that share each layer. Absent: 1."""
     sequence_parallel: bool | None = None
     """With tensor parallelism: also shard activations between layers along the sequence. Absent: false."""
+    async_tensor_parallel: bool | None = None
+    """With sequenceParallel and compile: layers compute while they send, on GPUs that reach each other's memory.
+    Absent: false."""
     vocabulary_parallel: bool | None = None
     """With tensor parallelism: logits and loss stay sharded along the vocabulary. Absent: false."""
     pipeline_parallel_degree: Degree | None = None

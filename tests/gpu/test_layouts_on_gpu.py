@@ -54,7 +54,9 @@ CHOSEN = {
 
 def starting_with(prefix):
     """All layouts of one and two ranks whose name begins so."""
-    return [name for name, (ranks, *_) in LAYOUTS.items() if ranks <= 2 and prefix_of(name).startswith(prefix)]
+    # Ranks of one GPU overlap nothing.
+    names = [name for name, (ranks, *_) in LAYOUTS.items() if ranks <= 2 and "overlapped" not in name]
+    return [name for name in names if prefix_of(name).startswith(prefix)]
 
 
 def prefix_of(name):

@@ -48,16 +48,19 @@ class Trained:
     """What one rank has left behind."""
 
     rank: Ended
+    """The first, where there are several."""
     losses: list[float]
     trace: set[str]
     """Names of what was traced: operators and kernels."""
 
 
-def train(folder, training: dict[str, Any], **environment: str) -> Trained:
-    config = job(training)
-    with launch(folder, config, storage=folder / "storage", device="cuda", **environment) as world:
+def train(
+    folder, training: dict[str, Any], ranks: int = 1, parallelism: dict[str, Any] | None = None, **environment: str
+) -> Trained:
+    config = job(training, parallelism=parallelism)
+    with launch(folder, config, ranks, storage=folder / "storage", device="cuda", **environment) as world:
         # Compiling takes its time where nothing is cached.
-        (rank,) = world.ended(within=180)
+        rank, *_ = world.ended(within=180)
     metrics = folder / "storage" / "test" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     traces = (folder / "storage" / "test" / "profile").glob("rank-0-step-*.json")
@@ -107,6 +110,21 @@ def test_two_ranks_on_two_gpus_use_nccl(tmp_path):
     assert first.report.metrics["accuracy"] >= 0.9
     assert communicators(tmp_path) == 2
     assert "ranks share a GPU" not in first.out
+
+
+@pytest.mark.gpu_path("NCCL between GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_tensor_group_that_overlaps_computes_what_another_one_does(tmp_path):
+    gpus = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")}
+    layout = {"tensorParallelDegree": 2, "sequenceParallel": True}
+    found = {
+        overlaps: train(
+            tmp_path / str(overlaps), TEXT | {"compile": True}, 2, layout | {"asyncTensorParallel": overlaps}, **gpus
+        )
+        for overlaps in (False, True)
+    }
+    assert [one.rank.code for one in found.values()] == [0, 0], found[True].rank.err
+    assert found[True].losses == pytest.approx(found[False].losses, rel=1e-3)
 
 
 @worlds_of("shared")

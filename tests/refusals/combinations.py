@@ -12,6 +12,9 @@ CUTS = (
     ("Pipeline", "pipelineParallelDegree"),
 )
 GPT_ON_TEXT = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}}}
+COMPILED = {"training": {"model": {"name": "gpt"}, "data": {"name": "text"}, "compile": True}}
+OVERLAPPED = {"tensorParallelDegree": 2, "sequenceParallel": True, "asyncTensorParallel": True}
+TWO_IN_A_POD = {"workers": {"replicas": 1, "processesPerPod": 2}}
 
 COMBINATION_REFUSALS = (
     Refusal(
@@ -50,6 +53,25 @@ COMBINATION_REFUSALS = (
             {"parallelism": {field: True, "tensorParallelDegree": 2}},
         )
         for field in ("sequenceParallel", "vocabularyParallel")
+    ),
+    Refusal(
+        "AsyncTensorParallelNeedsSequence",
+        f"{PARALLELISM}.asyncTensorParallel",
+        "`asyncTensorParallel` needs `sequenceParallel`: it overlaps what is gathered and scattered along the sequence",
+        {"parallelism": {"tensorParallelDegree": 2, "asyncTensorParallel": True}, **TWO_IN_A_POD, **COMPILED},
+    ),
+    Refusal(
+        "AsyncTensorParallelNeedsCompile",
+        f"{PARALLELISM}.asyncTensorParallel",
+        "`asyncTensorParallel` needs `training.compile`: the compiler finds what can overlap",
+        {"parallelism": OVERLAPPED, **TWO_IN_A_POD, **GPT_ON_TEXT},
+    ),
+    Refusal(
+        "AsyncTensorParallelWithinPods",
+        f"{PARALLELISM}.asyncTensorParallel",
+        "`asyncTensorParallel` needs tensor groups within a pod, whose GPUs reach each other's memory:"
+        " `tensorParallelDegree` 2 must divide the processes per pod, which are 1",
+        {"parallelism": OVERLAPPED, **COMPILED},
     ),
     Refusal(
         "VocabularyParallelNeedsCrossEntropy",

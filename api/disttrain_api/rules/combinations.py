@@ -10,6 +10,7 @@ _TENSOR = given("self.parallelism.?tensorParallelDegree", "1")
 _EXPERT = given("self.parallelism.?expertParallelDegree", "1")
 _WITHOUT_EXPERTS = [name.value for name in ModelName if name not in (ModelName.GPT, ModelName.TRANSFORMERS)]
 _MODEL = given("self.?training.?model.?name", "''")
+_ASYNC = given("self.parallelism.?asyncTensorParallel", "false")
 _DEVICES = given("self.?devicesPerProcess", "1")
 
 
@@ -52,6 +53,15 @@ def _gpus_of_devices(spec: JobSpec) -> Values | None:
     if gpus is None or spec.parallelism.devices_per_process is None or gpus == processes * _devices(spec):
         return None
     return {"gpus": gpus, "processes": processes, "devices": _devices(spec)}
+
+
+def _async(spec: JobSpec) -> bool:
+    return bool(spec.parallelism.async_tensor_parallel)
+
+
+def _async_between_pods(spec: JobSpec) -> Values | None:
+    degree, processes = _tensor(spec), spec.workers.ranks_per_pod
+    return when(_async(spec) and processes % degree > 0, degree=degree, processes=processes)
 
 
 def _needs_tensor(alias: str, field: str) -> Rule:
@@ -130,6 +140,39 @@ COMBINATION_RULES = (
     _needs_tensor("vocabularyParallel", "vocabulary_parallel"),
     _needs_tokens("sequenceParallel", "sequence_parallel"),
     _needs_tokens("vocabularyParallel", "vocabulary_parallel"),
+    Rule(
+        id="AsyncTensorParallelNeedsSequence",
+        path="spec.parallelism.asyncTensorParallel",
+        scope="spec.parallelism",
+        sentence="`asyncTensorParallel` needs `sequenceParallel`: it overlaps what is gathered and scattered along the"
+        " sequence",
+        check=lambda spec: when(_async(spec) and not spec.parallelism.sequence_parallel),
+        cel=f"!{given('self.?asyncTensorParallel', 'false')} || {given('self.?sequenceParallel', 'false')}",
+        reads=("spec.parallelism.asyncTensorParallel", "spec.parallelism.sequenceParallel"),
+    ),
+    Rule(
+        id="AsyncTensorParallelNeedsCompile",
+        path="spec.parallelism.asyncTensorParallel",
+        sentence="`asyncTensorParallel` needs `training.compile`: the compiler finds what can overlap",
+        check=lambda spec: when(_async(spec) and spec.training is not None and not spec.training.compile),
+        cel=f"!{_ASYNC} || !has(self.training) || self.training.compile",
+        reads=("spec.parallelism.asyncTensorParallel", "spec.training.compile"),
+    ),
+    Rule(
+        id="AsyncTensorParallelWithinPods",
+        path="spec.parallelism.asyncTensorParallel",
+        sentence="`asyncTensorParallel` needs tensor groups within a pod, whose GPUs reach each other's memory:"
+        " `tensorParallelDegree` {degree} must divide the processes per pod, which are {processes}",
+        check=_async_between_pods,
+        cel=f"!{_ASYNC} || ({PROCESSES}) % {_TENSOR} == 0",
+        values={"degree": _TENSOR, "processes": PROCESSES},
+        reads=(
+            "spec.parallelism.asyncTensorParallel",
+            "spec.parallelism.tensorParallelDegree",
+            "spec.workers.gpusPerPod",
+            "spec.workers.processesPerPod",
+        ),
+    ),
     Rule(
         id="VocabularyParallelNeedsCrossEntropy",
         path="spec.parallelism.vocabularyParallel",

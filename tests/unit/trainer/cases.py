@@ -77,7 +77,8 @@ class Recorded(Reporter):
 def config_of(folder: Path, run: dict[str, Any], attempt: int) -> Config:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     parsed = JobConfig.model_validate(job(run["training"], parallelism=run.get("parallelism")))
-    in_pod = run.get("ranks_per_pod", 1)
+    # Tensor groups that overlap have to be within a pod.
+    in_pod = run.get("ranks_per_pod", size if parsed.parallelism.async_tensor_parallel else 1)
     mesh, batch = resolve(parsed, size, in_pod)
     return Config(
         job=parsed,

@@ -58,6 +58,8 @@ LOCAL = {"dataParallel": {"mode": "LocalSGD", "localSGD": {"period": 1}}}
 CONTEXT = "contextParallelDegree"
 RING = {"contextParallelMethod": "Ring"}
 TENSOR = "tensorParallelDegree"
+SEQUENCE = {TENSOR: 2, "sequenceParallel": True}
+OVERLAPPED = SEQUENCE | {"asyncTensorParallel": True}
 PIPELINE = "pipelineParallelDegree"
 REPLICATE = "dataParallelReplicateDegree"
 FULL = {"activationCheckpointing": "Full"}
@@ -92,11 +94,20 @@ ALL_LAYOUTS = {
         for name, training, parallelism, changes in (
             ("dp2, recomputed", "gpt, SGD", {}, FULL),
             ("tp2", "gpt, SGD", {TENSOR: 2}, {}),
+            ("tp2, sequence", "gpt, SGD", SEQUENCE, {}),
+            ("tp2, overlapped", "gpt, AdamW of matrices", OVERLAPPED, ACCUMULATE_2),
             ("pp2", "mlp, SGD", {PIPELINE: 2}, {}),
             ("cp2", "gpt, SGD", {CONTEXT: 2}, SELECTIVE),
             ("cp2, ring", "gpt, SGD", {CONTEXT: 2, **RING}, {}),
         )
     },
+    "fsdp2 x tp2, overlapped, compiled": (
+        4,
+        "gpt, untied, smoothed",
+        {SHARD: 2, "vocabularyParallel": True, **OVERLAPPED},
+        {"compile": True} | FULL,
+    ),
+    "pp2 x tp2, overlapped, compiled": (4, "gpt, SGD", {PIPELINE: 2, **OVERLAPPED}, {"compile": True}),
     "pp2 x cp2, ring, compiled": (4, "gpt, SGD", {PIPELINE: 2, CONTEXT: 2, **RING}, {"compile": True} | FULL),
     "tp2": (2, "gpt, SGD", {TENSOR: 2}, {}),
     "tp2, AdamW, accumulated": (2, "gpt, AdamW", {TENSOR: 2}, ACCUMULATE_2 | FULL),

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from disttrain_api.parallelism import Parallelism
+from disttrain_trainer.parallel.async_tensor import overlap_products
 from disttrain_trainer.protocols import offered
 from disttrain_trainer.runtime.errors import InvalidConfiguration, one_line
 from disttrain_trainer.runtime.mesh import World
@@ -40,6 +41,7 @@ def share_layers(module: nn.Module, parallelism: Parallelism, world: World) -> N
         for name in others:
             replace_parameter(module, name, module.get_parameter(first))
     _require_even(module, degree)
+    overlap_products(world, wanted=bool(parallelism.async_tensor_parallel))
 
 
 def _plan_of(module: nn.Module, parallelism: Parallelism) -> Mapping[str, ParallelStyle]:

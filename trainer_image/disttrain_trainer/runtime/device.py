@@ -96,6 +96,24 @@ class Device:
             )
         return False
 
+    def emulates_overlap(self, place: int, count: int) -> bool:
+        """Whether products do not overlap with what a group of `count` neighbours sends: on a CPU. Raises
+        InvalidConfiguration for a GPU that does not reach the memory of the others. place: of this one in the group."""
+        if self.kind == "cpu":
+            return True
+        field = "`parallelism.asyncTensorParallel`"
+        if self.shares_gpu:
+            raise InvalidConfiguration(f"{field} needs a GPU for each rank: remove it, or start fewer ranks")
+        first = self.torch.index - place
+        # Whoever sees its own GPU alone finds out when it first computes.
+        for other in range(max(0, first), min(first + count, torch.cuda.device_count())):
+            if other != self.torch.index and not torch.cuda.can_device_access_peer(self.torch.index, other):
+                raise InvalidConfiguration(
+                    f"{field}: GPU {self.torch.index} does not reach the memory of GPU {other} of its tensor group "
+                    "(`nvidia-smi topo -p2p r` shows which do): remove it"
+                )
+        return False
+
     def use_attention(self, kernel: Attention | None, precision: Precision) -> None:
         """Have torch's scaled_dot_product_attention computed by this kernel alone, in the whole process; None: torch
         chooses. Raises InvalidConfiguration where the device has none of them for this precision."""
