@@ -39,6 +39,7 @@ NEEDED = {
     "psutil": "psutil",
     "pydantic": "pydantic",
     "pytest": "pytest",
+    "safetensors": "safetensors",
     "sklearn": "scikit-learn",
     "torch": "torch",
     "typer": "typer",

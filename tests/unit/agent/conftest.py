@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from disttrain_agent.processes import Processes
 from disttrain_api.names import Env
 from disttrain_api.report import PodReport, RankFailure, RankReport, decode_pod_report
 from tests.waiting import GENEROUS, until
@@ -131,6 +132,13 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     pod = Pod(tmp_path)
     yield pod
     pod.end()
+
+
+@pytest.fixture
+def without_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent within the process of the tests adopts and kills nothing that other tests have started."""
+    monkeypatch.setattr(Processes, "adopt_orphans", lambda self: None)
+    monkeypatch.setattr(Processes, "kill_orphans", lambda self, spared=None: False)
 
 
 @pytest.fixture

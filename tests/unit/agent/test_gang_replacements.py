@@ -179,6 +179,7 @@ def test_a_member_departs_alone() -> None:
     assert member.left is not None
 
 
+@pytest.mark.usefixtures("without_orphans")
 @pytest.mark.parametrize(
     ("token", "why"),
     [

@@ -83,7 +83,7 @@ class Pods:
 
 
 @pytest.fixture
-async def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pods]:
+async def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_orphans: None) -> AsyncIterator[Pods]:
     found = Pods(tmp_path, monkeypatch)
     yield found
     for one in found.made:

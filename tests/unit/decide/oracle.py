@@ -21,8 +21,9 @@ RULES = [
 
 @dataclass
 class Budget:
-    """What happened to one job."""
+    """What happened to one job. in_place: its ranks restart in place, so pods that are lost have a count of their own."""
 
+    in_place: bool = False
     newest: int = 0
     made_in: int = 0
     """The attempt that made the newest checkpoint."""
@@ -42,7 +43,7 @@ class Budget:
             for entry in attempt.replacements:
                 if (attempt.number, entry.uid) not in self.known_singles:
                     self.known_singles.add((attempt.number, entry.uid))
-                    if entry.reason not in _CLUSTER:
+                    if entry.reason not in _CLUSTER and not self.in_place:
                         self.singles.add((attempt.number, entry.uid))
 
     def observe(self, observed: Observed) -> None:

@@ -73,7 +73,7 @@ class Jobs(RuleBasedStateMachine):
         self.attempt = self.restarts = 0
         self.made: dict[str, set[str]] = {}
         self.checkpoint = 0
-        self.budget = Budget()
+        self.budget = Budget(trains == "InPlace")
         self.done: set[str] = set()
         """Pods that were seen to have succeeded, and the status that followed from it was written."""
 
@@ -307,6 +307,12 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def counted_restarts_stay_within_the_budget(self) -> None:
         assert self._status.get("restartsSinceCheckpoint", 0) <= self._policy["maxRestarts"]
+
+    @invariant()
+    def counted_replacements_stay_within_theirs(self) -> None:
+        for attempt in self._status.get("attempts", []):
+            counted = Counter(e.get("checkpointStep") for e in attempt.get("replacements", []) if e.get("counted"))
+            assert max(counted.values(), default=0) <= self._policy["maxRestarts"]
 
     @invariant()
     def what_has_ended_stays_ended(self) -> None:
