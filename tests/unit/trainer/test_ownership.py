@@ -65,7 +65,7 @@ class Bucket(Kind):
 @pytest.fixture(params=[Disk, Bucket], ids=["folder", "object store"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
     made: Kind = request.param()
-    monkeypatch.setattr(object_path, "_connected", lambda _: MemoryStore(made.port))
+    monkeypatch.setattr(object_path, "_connected", lambda protocol, process: MemoryStore(made.port))
     monkeypatch.setattr(storage, "token_hex", lambda count: made.port.token(count))  # noqa: PLW0108 - of another port
     return made
 
