@@ -178,7 +178,8 @@ def test_ranks_hold_what_was_estimated(tmp_path: Path, layout: str) -> None:
             own = fmean(one["activations"] for one in reals) if found.assumed else real["activations"]
             assert found.activations == pytest.approx(own, rel=0.01 if found.assumed else 0.05)
         # A warm-up sends all: gloo may have freed half of it when it decodes, and the estimate keeps a bucket whole.
-        assert 0.95 * real["peak"] <= found.peak <= (1.2 if "warm-up" in layout else 1.05) * real["peak"]
+        # With torch 2.11 the last stage of pp2 keeps what one microbatch sends for longer.
+        assert 0.94 * real["peak"] <= found.peak <= (1.2 if "warm-up" in layout else 1.05) * real["peak"]
         assert found.unknown is None
         assert (found.assumed is not None) == ("ep2" in layout)
 
