@@ -1,7 +1,9 @@
 """What the replacement of a lost pod waits for while its zygote imports, and what that does not hold up."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -38,6 +40,15 @@ class Replacement:
     def began(self) -> bool:
         """Whether its rank has started."""
         return (self.folder / "began").exists()
+
+    def end(self) -> None:
+        """Leave no process behind, nor one that nobody has waited for."""
+        ranks = [rank.pid for rank in self.supervisor._processes.ranks if rank.alive]
+        for pid in ranks:
+            os.killpg(pid, signal.SIGKILL)
+        for pid in (*ranks, self.zygote.pid):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid or 0, 0)
 
 
 class Pods:
@@ -89,6 +100,7 @@ async def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_orphans:
     for one in found.made:
         one.run.cancel()
         await asyncio.wait([one.run])
+        one.end()
     found.port.close()
 
 
@@ -136,7 +148,7 @@ async def test_one_that_never_gets_ready_holds_up_no_restart_of_the_others(pods:
 async def test_a_pod_is_told_to_stop_while_its_zygote_imports(pods: Pods) -> None:
     one = pods.replacement(IMPORTS)
     await pods.order_to_start()
-    os.kill(os.getpid(), 15)
+    os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(one.run, GENEROUS) == 143
     assert not one.began
 

@@ -21,9 +21,10 @@ RULES = [
 
 @dataclass
 class Budget:
-    """What happened to one job. in_place: its ranks restart in place, so pods that are lost have a count of their own."""
+    """What happened to one job."""
 
     in_place: bool = False
+    """Its ranks restart in place, so pods that are lost have a count of their own."""
     newest: int = 0
     made_in: int = 0
     """The attempt that made the newest checkpoint."""
