@@ -4,7 +4,9 @@ It is kept as a bookkeeper would: every checkpoint that a pod reported, with its
 The count is then the number of counted restarts since the newest checkpoint was made.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from disttrain_api.status import JobStatus
 from disttrain_operator.decide.observed import Observed
@@ -17,6 +19,15 @@ RULES = [
     {"action": "RestartWithoutCounting", "onExitCodes": {"operator": "In", "values": [44]}},
 ]
 """The failure policy of jobs that have one."""
+
+
+def most_lost(status: dict[str, Any]) -> int:
+    """The most counted losses of pods in an attempt without a new checkpoint between them, where all wait for them."""
+    counts = [
+        Counter(entry.get("checkpointStep") for entry in attempt.get("replacements", []) if entry.get("counted"))
+        for attempt in status.get("attempts", [])
+    ]
+    return max((count for each in counts for count in each.values()), default=0)
 
 
 @dataclass
