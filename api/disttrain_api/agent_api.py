@@ -180,11 +180,10 @@ LEADER = Operation(
             "description": "Which replacement it is (`DISTTRAIN_REPLACEMENT` of the pod); 0: none, it is the first pod."
         },
         "proof": {
-            "description": "HMAC-SHA256 of the address under the key of the attempt's addresses, as hexadecimal "
-            "digits. Ranks that have not started start with no other address. With it the token is not needed.",
+            "description": "HMAC-SHA256 of the address and the replacement, a space between them, under the key of "
+            "the attempt's addresses, as hexadecimal digits. With it the token is not needed.",
             "type": "string",
             "maxLength": MAX_PROOF_LETTERS,
-            "default": "",
         },
     },
     or_proof=True,
@@ -195,7 +194,8 @@ OPERATIONS = (HEALTH, STATUS, LOGS, METRICS, STACKS, CHECKPOINT, RESTART, LEADER
 _OF_ALL, _WITH_TOKEN, _BEFORE_START = (413,), (401, 405, 429), (503,)
 REFUSALS: Mapping[int, str] = {
     400: "A parameter is absent, or has none of its values.",
-    401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents, and the query no valid proof.",
+    401: f"The header `{TOKEN_HEADER}` does not hold the token of the job's agents; `/v1/leader` also takes a valid "
+    "proof in its place.",
     404: "The pod has no such rank. A path that this document does not have gets the same code.",
     405: "The path is served, but not with this method.",
     409: "A checkpoint: the ranks would write none, as they do not train now, or the job has no storage, or it has "

@@ -8,13 +8,14 @@ from disttrain_api.names import LEADER_PATH
 MAX_PROOF_LETTERS = 64
 
 
-def address_proof(token: str, uid: str, attempt: int, address: str) -> str:
-    """Return the proof that an address of worker 0 comes from somebody with the job's token: HMAC-SHA256 of it, as
-    hexadecimal digits. Others may read it, because it is valid for this address in this attempt alone.
+def address_proof(token: str, uid: str, attempt: int, address: str, replacement: int) -> str:
+    """Return the proof that an address of worker 0 comes from somebody with the job's token: HMAC-SHA256 of it and of
+    which replacement is there (0: the first pod), as hexadecimal digits. Others may read it, because it is valid for
+    both in this attempt alone.
 
     Raises ValueError for an empty token.
     """
-    return hmac.digest(attempt_key(token, "address", uid, attempt), address.encode(), "sha256").hex()
+    return hmac.digest(attempt_key(token, "address", uid, attempt), f"{address} {replacement}".encode(), "sha256").hex()
 
 
 def leader_path(address: str, replacement: int, proof: str) -> str:

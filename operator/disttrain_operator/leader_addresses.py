@@ -41,7 +41,7 @@ class _Announcement:
     def path(self, token: str) -> str:
         """The request of an announcement. token: of the job."""
         leader, address = self.leader, self.leader.host.strip("[]")
-        proof = address_proof(token, leader.job_uid, leader.attempt, address)
+        proof = address_proof(token, leader.job_uid, leader.attempt, address, self.replacement)
         return leader_path(address, self.replacement, proof)
 
 

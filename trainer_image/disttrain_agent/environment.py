@@ -62,13 +62,14 @@ class PodEnvironment:
         """What the agents of this attempt prove to each other; None if the pod has no readable token of its job."""
         return attempt_key(token, "gang", self.job_uid, self.attempt) if (token := self._job_token) else None
 
-    def address_proof(self, address: str) -> str | None:
+    def address_proof(self, address: str, replacement: int) -> str | None:
         """Return what an address of worker 0 must come with; None if the pod has no readable token of its job."""
-        return address_proof(token, self.job_uid, self.attempt, address) if (token := self._job_token) else None
+        token = self._job_token
+        return address_proof(token, self.job_uid, self.attempt, address, replacement) if token else None
 
-    def proves(self, proof: str, address: str) -> bool:
+    def proves(self, proof: str, address: str, replacement: int) -> bool:
         """Return whether who says that worker 0 is at an address knows the job's token, or has it from who does."""
-        expected = self.address_proof(address)
+        expected = self.address_proof(address, replacement)
         return expected is not None and hmac.compare_digest(expected.encode(), proof.encode())
 
     @property

@@ -94,7 +94,10 @@ class Api:
         if request.path != agent_api.LEADER.path:
             return False
         address = self._address(request)
-        return address is not None and self._look.proves(request.query.get("proof", ""), address)
+        number = request.query.get("replacement", "")
+        if address is None or not _is_number(number):
+            return False
+        return self._look.proves(request.query.get("proof", ""), address, int(number))
 
     def _address(self, request: web.BaseRequest) -> str | None:
         """The address in a request, if a pod can have it."""
@@ -144,6 +147,8 @@ class Api:
         address = self._address(request)
         if address is None:
             raise RefusedError(400, "`address` must be an address that a pod can have")
+        if not self._is_proved(request):
+            raise RefusedError(409, "`proof` must be that of this address and replacement in this attempt")
         if not self._look.hear_leader(address, replacement, request.query.get("proof", "")):
             raise RefusedError(409, "this agent waits for no such pod of worker 0")
         return {"known": True}
@@ -165,8 +170,12 @@ def _json(code: int, answer: Any) -> web.Response:
     return web.Response(status=code, text=json.dumps(answer), content_type="application/json")
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= agent_api.MAX_DIGITS
+
+
 def _number(request: web.BaseRequest, name: str, default: int | None) -> int:
     text = request.query.get(name, "" if default is None else str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= agent_api.MAX_DIGITS):
+    if not _is_number(text):
         raise RefusedError(400, f"`{name}` must be a whole number")
     return int(text)

@@ -24,10 +24,10 @@ class MasterAddress:
         self.heard: str | None = None
         """Where the operator has said that worker 0 is; None: its name had an address first."""
 
-    def hear(self, address: str, proof: str) -> bool:
+    def hear(self, address: str, proof: str, replacement: int) -> bool:
         """Somebody says where worker 0 is. Return whether that was waited for, and is proved: ranks prove nothing to
         each other where they meet."""
-        if not self._waiting or not self._pod.proves(proof, address):
+        if not self._waiting or not self._pod.proves(proof, address, replacement):
             return False
         self._log(f"worker 0 is at {address}, whose name has no address yet")
         self.heard, self._waiting = address, False

@@ -132,7 +132,7 @@ class Supervisor:
     def _hear_leader(self, address: str, replacement: int, proof: str) -> bool:
         if self._gang is not None and replacement:
             return self._gang.hear_leader(address, replacement)
-        return self._master.hear(address, proof)
+        return self._master.hear(address, proof, replacement)
 
     async def _ordered_to_start(self) -> bool:
         """Return whether the first ranks may start: those of a replacement start with the others' next ones."""

@@ -122,6 +122,7 @@ def _parallelisms(spec: JobSpec) -> Iterator[Parallelism]:
                     "data_parallel_shard_degree": shard if shard > 1 else None,
                     "tensor_parallel_degree": tensor if tensor > 1 else None,
                     "sequence_parallel": given.sequence_parallel if tensor > 1 else None,
+                    "async_tensor_parallel": given.async_tensor_parallel if tensor > 1 else None,
                     "vocabulary_parallel": given.vocabulary_parallel if tensor > 1 else None,
                     "pipeline_parallel_degree": pipeline if pipeline > 1 else None,
                     "pipeline": None,

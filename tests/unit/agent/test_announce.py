@@ -1,4 +1,4 @@
-"""The pod in place of worker 0's says to the agents of the others where it is, whoever is where their names lead."""
+"""Worker 0's replacement announces its address to the other agents, whatever listens where their names lead."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

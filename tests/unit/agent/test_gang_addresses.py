@@ -13,6 +13,7 @@ from disttrain_agent.gang.follow import FollowingAgent
 from disttrain_agent.gang.leader import Leader
 from disttrain_agent.restart import Limits
 from disttrain_api.agent_api import LEADER
+from disttrain_api.leader_address import address_proof
 from disttrain_api.names import Env
 from tests.unit.agent.test_http_api import JOB_TOKEN, TOKEN, a_port, ask
 
@@ -144,6 +145,15 @@ async def test_who_tells_one_address_after_another_keeps_no_agent_from_looking_t
     port.close()
 
 
+async def test_an_older_address_takes_no_place_of_a_newer_one(names: Names) -> None:
+    """A pod that was behind a partition says where it is as well."""
+    follower = a_follower(1)
+    assert follower.hear_leader("127.0.0.3", 3)
+    assert not follower.hear_leader(NOBODY, 2)
+    assert follower._heard_of == "127.0.0.3"
+    follower.close()
+
+
 async def test_an_address_is_forgotten_when_the_name_leads_there(names: Names) -> None:
     names.answers.set()
     names.addresses = ["127.0.0.1", NOBODY]
@@ -172,9 +182,14 @@ def test_an_agent_takes_the_address_of_a_pod_and_nothing_else(gangs: Gangs) -> N
         code, _ = ask(pod, f"{LEADER.path}{query}", **{"method": "POST", **options})
         return code
 
-    assert tell(second, "?address=127.0.0.1&replacement=1") == 200
-    assert tell(first, "?address=127.0.0.1&replacement=1") == 409, "worker 0's agent follows nobody"
-    assert tell(second, "?address=127.0.0.1&replacement=1", method="GET") == 405
+    def proof(number: int) -> str:
+        return address_proof(JOB_TOKEN, "uid-1", 0, "127.0.0.1", number)
+
+    known = f"?address=127.0.0.1&replacement=1&proof={proof(1)}"
+    assert tell(second, known) == 200
+    assert tell(second, known.replace("replacement=1", "replacement=9")) == 409, "its number is proved, too"
+    assert tell(first, known) == 409, "worker 0's agent follows nobody"
+    assert tell(second, known, method="GET") == 405
     assert tell(second, "?address=127.0.0.1&replacement=1", token=TOKEN[:-1]) == 401
     addresses = [
         "",
@@ -189,7 +204,7 @@ def test_an_agent_takes_the_address_of_a_pod_and_nothing_else(gangs: Gangs) -> N
     ]
     for address in addresses:
         assert tell(second, f"?address={address}&replacement=1") == 400, address
-    assert tell(second, "?address=127.0.0.1&replacement=0") == 409, "its ranks have started"
+    assert tell(second, f"?address=127.0.0.1&replacement=0&proof={proof(0)}") == 409, "its ranks have started"
     for number in ("", "-1", "1.5", "x", "9" * 11):
         assert tell(second, f"?address=127.0.0.1&replacement={number}") == 400, number
     for query in ("", "?address=127.0.0.1", "?replacement=1"):

@@ -21,7 +21,7 @@ from tests.unit.agent.test_http_api import JOB_TOKEN, TOKEN, a_port
 from tests.waiting import GENEROUS
 
 WORKER_0 = "10.0.0.7"
-PROOF = address_proof(JOB_TOKEN, "uid-1", 3, WORKER_0)
+PROOF = address_proof(JOB_TOKEN, "uid-1", 3, WORKER_0, 0)
 RANK = "import os; open('{}', 'w').write(os.environ['MASTER_ADDR'])"
 
 
@@ -83,11 +83,11 @@ async def test_ranks_start_with_the_address_that_is_proved(waiting: Waiting) -> 
 
 
 async def test_a_proof_stands_for_the_token(waiting: Waiting) -> None:
-    for proof in ("", PROOF[:-1], address_proof(JOB_TOKEN, "uid-1", 2, WORKER_0)):
+    for proof in ("", PROOF[:-1], address_proof(JOB_TOKEN, "uid-1", 2, WORKER_0, 0)):
         with pytest.raises(NoAnswer, match="401"):
             await waiting.ask("POST", leader_path(WORKER_0, 0, proof), "")
     with pytest.raises(NoAnswer, match="401"):
-        await waiting.ask("GET", f"{STATUS.path}?address={WORKER_0}&proof={PROOF}", "")
+        await waiting.ask("GET", f"{STATUS.path}?address={WORKER_0}&replacement=0&proof={PROOF}", "")
     assert await waiting.tell(WORKER_0, PROOF, token="")
     assert await waiting.run == 0
     assert waiting.met.read_text() == WORKER_0
@@ -95,17 +95,18 @@ async def test_a_proof_stands_for_the_token(waiting: Waiting) -> None:
 
 async def test_one_that_is_not_proved_for_this_attempt_starts_nothing(waiting: Waiting) -> None:
     """Whoever reads the requests knows the token of the agents, and former proofs."""
-    for proof in ("", "%C3%A9", PROOF[:-1], address_proof(JOB_TOKEN, "uid-1", 2, WORKER_0),
-                  address_proof(TOKEN, "uid-1", 3, WORKER_0)):  # fmt: skip
+    for proof in ("", "%C3%A9", PROOF[:-1], address_proof(JOB_TOKEN, "uid-1", 2, WORKER_0, 0),
+                  address_proof(TOKEN, "uid-1", 3, WORKER_0, 0)):  # fmt: skip
         assert not await waiting.tell(WORKER_0, proof), proof
     assert not await waiting.tell("10.0.0.8", PROOF)
-    assert not await waiting.tell("127.0.0.1", address_proof(JOB_TOKEN, "uid-1", 3, "127.0.0.1")), "it is this pod"
+    assert not await waiting.tell("127.0.0.1", address_proof(JOB_TOKEN, "uid-1", 3, "127.0.0.1", 0)), "it is this pod"
     with pytest.raises(NoAnswer, match="503"):
         await waiting.ask("GET", STATUS.path)
     assert not waiting.met.exists()
 
 
 async def test_a_pod_that_comes_while_worker_0s_was_replaced_starts_there(waiting: Waiting) -> None:
-    assert await waiting.tell(WORKER_0, PROOF, replacement=4)
+    assert not await waiting.tell(WORKER_0, PROOF, replacement=4), "its number is proved, too"
+    assert await waiting.tell(WORKER_0, address_proof(JOB_TOKEN, "uid-1", 3, WORKER_0, 4), replacement=4)
     assert await waiting.run == 0
     assert waiting.met.read_text() == WORKER_0

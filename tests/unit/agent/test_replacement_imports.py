@@ -145,7 +145,7 @@ async def test_one_that_never_gets_ready_holds_up_no_restart_of_the_others(pods:
     assert one.zygote.imports
 
 
-async def test_a_pod_is_told_to_stop_while_its_zygote_imports(pods: Pods) -> None:
+async def test_sigterm_ends_a_pod_while_its_zygote_imports(pods: Pods) -> None:
     one = pods.replacement(IMPORTS)
     await pods.order_to_start()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -74,6 +74,13 @@ def test_each_layout_is_a_valid_job_of_the_same_global_batch() -> None:
     assert kinds.index("dp8") < kinds.index("fsdp2 x tp4") < kinds.index("pp2 x fsdp2 x tp2")
 
 
+def test_what_tensor_groups_alone_do_keeps_no_other_layout_away() -> None:
+    cut = {"tensorParallelDegree": 2, "sequenceParallel": True}
+    plain = meshes(job(2, parallelism=cut, compile=True))
+    assert meshes(job(2, parallelism=cut | {"asyncTensorParallel": True}, compile=True)) == plain
+    assert {"dp2", "tp2"} <= plain
+
+
 def test_context_parallelism_stays() -> None:
     assert all("cp2" in one for one in meshes(job(8, parallelism={"contextParallelDegree": 2})))
 

@@ -38,7 +38,7 @@ def waiting(index: int) -> Raw:
 
 def announced(address: str, replacement: int) -> tuple[str, str, str]:
     """The query of an announcement. Its proof shows that the operator makes it."""
-    proof = address_proof(f"token of {UID}", UID, 1, address)
+    proof = address_proof(f"token of {UID}", UID, 1, address, replacement)
     return f"address={address}", f"replacement={replacement}", f"proof={proof}"
 
 

@@ -66,7 +66,7 @@ async def _ask(pod: PodEnvironment, host: str, port: int) -> bool:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         own = own_address(writer)
-        proof = pod.address_proof(own)
+        proof = pod.address_proof(own, pod.replacement)
         if proof is None:
             return True
         path = leader_path(own, pod.replacement, proof)

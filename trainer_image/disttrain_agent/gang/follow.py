@@ -41,6 +41,8 @@ class FollowingAgent:
         self._tries = self._tries_heard = 0
         self._heard_of: str | None = None
         """Where worker 0's agent is to be, until its name leads there."""
+        self._heard_number = 0
+        """Which replacement is there, by the newest that was heard of."""
         self._heard_first = heard
         """The same before its name has an address, until the first connection."""
         self._loop = asyncio.get_running_loop()
@@ -84,8 +86,9 @@ class FollowingAgent:
     def hear_leader(self, address: str, replacement: int) -> bool:
         """Somebody says where worker 0's pod is: it is tried at once where there is no connection. Who is there has to
         prove the key of the attempt, so a lie costs a try."""
-        if self._member.left is not None or replacement <= self._member.leader:
+        if self._member.left is not None or replacement <= self._member.leader or replacement < self._heard_number:
             return False
+        self._heard_number = replacement
         self._heard_of, now = address, self._loop.time()
         if self._channel is None and now >= self._hurried_at + _HURRY_SECONDS:
             self._log(f"gang: another pod of worker 0 is at {address}")
