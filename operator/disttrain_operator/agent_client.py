@@ -14,7 +14,7 @@ from disttrain_api.names import AGENT_PORT, HOST_AGENT_PORTS, TOKEN_HEADER, Labe
 from disttrain_api.pod_address import pod_address
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES, AgentStatus
 from disttrain_api.stacks import MAX_STACKS_ANSWER_BYTES
-from disttrain_operator.agent_http import NoAnswer, exchange
+from disttrain_operator.agent_http import Refused, exchange
 from disttrain_operator.decide.live import Live
 from disttrain_operator.kube.auth import Access, ClientCertificate
 from disttrain_operator.kube.cache import Raw
@@ -144,7 +144,7 @@ class ApiServerProxy:
             server_hostname=self._access.server_name,
         ) as response:
             if response.status in _NO_USE_TO_ASK_AGAIN:
-                raise NoAnswer(f"it is answered {response.status}")
+                raise Refused(f"it is answered {response.status}")
             if response.status != 200:
                 # The API server says it, or the pod.
                 raise aiohttp.ClientError(f"it is answered {response.status}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from disttrain_operator.kube.errors import TooLarge
 
 MAX_HEAD_BYTES = 16 * 1024
+_REFUSALS = (b"401", b"404", b"409")
 _END_OF_HEAD = b"\r\n\r\n"
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:([^\r\n]*)", re.IGNORECASE)
@@ -22,6 +23,10 @@ _ENCODING = re.compile(rb"\r\n(?:transfer|content)-encoding:", re.IGNORECASE)
 
 class NoAnswer(Exception):  # noqa: N818 - what came of the request
     """Something else than the answer of an agent, or none."""
+
+
+class Refused(NoAnswer):
+    """It says that it does not serve this request, and would say so again."""
 
 
 class Unreachable(Exception):  # noqa: N818 - what the agent is
@@ -90,7 +95,7 @@ def _length_of(head: bytes) -> int:
     if status is None:
         raise NoAnswer(f"it does not answer with HTTP/1.1, but with {head[:32]!r}")
     if status[1] != b"200":
-        raise NoAnswer(f"it answers {status[1].decode()}")
+        raise (Refused if status[1] in _REFUSALS else NoAnswer)(f"it answers {status[1].decode()}")
     if len(lengths) != 1 or not _NUMBER.fullmatch(lengths[0]) or _ENCODING.search(head):
         raise NoAnswer("its answer has an encoding, or not one length")
     return int(lengths[0])

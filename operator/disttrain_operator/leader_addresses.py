@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from disttrain_api.agent_token import agent_token
 from disttrain_api.leader_address import address_proof, leader_path
 from disttrain_operator.agent_client import Agent, Ask, agent_of, ask_directly
-from disttrain_operator.agent_http import NoAnswer
+from disttrain_operator.agent_http import Refused
 from disttrain_operator.fair_queue import FairQueue
 from disttrain_operator.snapshot import World, children_of
 
@@ -121,7 +121,7 @@ class LeaderAddresses:
         try:
             token = self._token_of(agent.job_uid)
             await self._ask(agent, agent_token(token), announcement.path(token))
-        except NoAnswer as error:
+        except Refused as error:
             # It waits for no such pod, or is of an earlier version.
             logger.debug("the agent of pod %s does not look for %s: %s", agent.pod_uid, announcement.leader.host, error)
         except Exception as error:

@@ -93,8 +93,8 @@ class PodEnvironment:
     @property
     def awaits_address(self) -> bool:
         """Whether no rank starts before the master's name has an address. A program of the user's own looks for its
-        peers itself. Of another pod of worker 0 the others hear from the operator where it is: cluster DNS may remember
-        for up to 30 s that the name is missing."""
+        peers itself. Where another pod of worker 0 is, the others hear from it and from the operator: cluster DNS may
+        remember for up to 30 s that the name is missing."""
         return self.config is not None and not (self.is_master and self.replacement)
 
     @property

@@ -45,7 +45,9 @@ class Api:
 
     def __init__(self, look: Look, token: str, admission: Admission, limits: Limits) -> None:
         self._look, self._token, self._refused = look, token.encode(), admission.refused
-        self._rate = Bucket(limits.requests_per_second, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        # Whoever has seen a proof may repeat it: that takes no answer away from who has the token.
+        self._rate, self._rate_of_proofs = (Bucket(limits.requests_per_second, now) for _ in range(2))
         answers: Mapping[str, Callable[[web.BaseRequest], Awaitable[Any]]] = {
             agent_api.STATUS.path: self._status,
             agent_api.LOGS.path: self._logs,
@@ -74,9 +76,10 @@ class Api:
         if request.path == agent_api.HEALTH.path:
             return {"ok": True}
         given = request.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, self._token) and not self._is_proved(request):
+        has_token = hmac.compare_digest(given, self._token)
+        if not has_token and not self._is_proved(request):
             raise RefusedError(401, f"the header {TOKEN_HEADER} must hold the token of the job's agents", "token")
-        if not self._rate.take(asyncio.get_running_loop().time()):
+        if not (self._rate if has_token else self._rate_of_proofs).take(asyncio.get_running_loop().time()):
             raise RefusedError(429, "too many requests", "rate")
         route = self._routes.get(request.path)
         if route is None:

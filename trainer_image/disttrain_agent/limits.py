@@ -18,7 +18,7 @@ class Limits:
     connections_per_second: float = 20.0
     """New connections that one address may make."""
     requests_per_second: float = 20.0
-    """Requests with the right token that are answered."""
+    """Requests with the right token that are answered; as many again of those with a proof alone."""
     seconds: float = 10.0
     """How long a connection may last."""
     bytes: int = 16 * 1024

@@ -11,7 +11,7 @@ import pytest
 from disttrain_api.names import CHECKPOINT_PATH
 from disttrain_api.report import MAX_AGENT_ANSWER_BYTES
 from disttrain_operator.agent_client import STACKS_PATH, STATUS_PATH, Agent, ask_directly
-from disttrain_operator.agent_http import MAX_HEAD_BYTES, NoAnswer, Unreachable, exchange
+from disttrain_operator.agent_http import MAX_HEAD_BYTES, NoAnswer, Refused, Unreachable, exchange
 from disttrain_operator.kube.errors import TooLarge
 from tests.builders import UID
 
@@ -114,7 +114,7 @@ async def test_an_answer_may_be_empty() -> None:
     ("sends", "error", "says"),
     [
         (parts(b"HTTP/1.1 302 Found\r\nLocation: /a\r\nContent-Length: 0\r\n\r\n"), NoAnswer, "it answers 302"),
-        (parts(b"HTTP/1.1 401\r\nContent-Length: 0\r\n\r\n"), NoAnswer, "it answers 401"),
+        (parts(b"HTTP/1.1 401\r\nContent-Length: 0\r\n\r\n"), Refused, "it answers 401"),
         (parts(b"HTTP/1.1 100 Continue\r\n\r\n" + ANSWER), NoAnswer, "it answers 100"),
         (parts(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), NoAnswer, "not answer with HTTP/1.1, but with b'SSH-2.0-OpenSSH"),
         (parts(b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n"), NoAnswer, "does not answer with HTTP/1.1"),
@@ -154,8 +154,9 @@ async def test_what_is_no_answer_of_an_agent_is_refused_and_the_connection_ends(
 ) -> None:
     """Red without any one of the looks at a head, and where a refused connection stays open."""
     async with listening(sends) as (peer, port):
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=says) as raised:
             await ask(port)
+        assert raised.type is error
         await asyncio.wait_for(peer.ended.wait(), GENEROUS)
 
 

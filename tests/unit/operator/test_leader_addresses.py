@@ -10,7 +10,7 @@ from disttrain_api.agent_token import agent_token
 from disttrain_api.leader_address import address_proof
 from disttrain_api.names import Env, Label
 from disttrain_operator.agent_client import Agent
-from disttrain_operator.agent_http import NoAnswer, Unreachable
+from disttrain_operator.agent_http import NoAnswer, Refused, Unreachable
 from disttrain_operator.leader_addresses import MOST, MOST_TRIES, LeaderAddresses
 from disttrain_operator.plan.identity import pod_name
 from tests.builders import UID, a_raw_job, awaiting_address
@@ -155,12 +155,15 @@ async def test_who_does_not_answer_is_told_again_for_a_while_and_keeps_nobody_wa
     fleet = Told(in_place_of(0, 3), worker(1))
     fleet.outcome = {1: TimeoutError()}
     assert len(await fleet.rounds(2 * MOST_TRIES)) == MOST_TRIES
+    fleet = Told(in_place_of(0, 3), worker(1))
+    fleet.outcome = {1: NoAnswer("it answers 429")}
+    assert len(await fleet.rounds(3)) == 3
 
 
 async def test_an_agent_that_refuses_is_left_alone() -> None:
     """It follows nobody, has heard of a newer one, or is of an earlier version."""
     fleet = Told(in_place_of(0, 3), worker(1))
-    fleet.outcome = {1: NoAnswer("it answers 404")}
+    fleet.outcome = {1: Refused("it answers 404")}
     assert len(await fleet.rounds(3)) == 1
 
 
