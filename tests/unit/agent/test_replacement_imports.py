@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from disttrain_agent import zygote_process
@@ -151,6 +153,30 @@ async def test_sigterm_ends_a_pod_while_its_zygote_imports(pods: Pods) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(one.run, GENEROUS) == 143
     assert not one.began
+
+
+DIES = """
+import os, signal, sys
+from disttrain_agent import zygote_process
+zygote_process.COMMAND = (sys.executable, "-c", "import time; time.sleep(999)")
+print(zygote_process.start_zygote(dict(os.environ)).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+async def test_a_zygote_that_imports_ends_with_its_agent() -> None:
+    """It asks for that itself, but only after Python has started."""
+    done = subprocess.run([sys.executable, "-c", DIES], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def ended() -> bool:
+        try:
+            return psutil.Process(int(done.stdout)).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    await until(ended)
 
 
 def test_only_the_replacement_of_a_pod_whose_ranks_restart_starts_it_before_the_agent(
