@@ -3,6 +3,8 @@
 What ranks hold parts of is where torch lacks such a kernel, or takes no mixture (optimizers.py).
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -94,38 +96,31 @@ NAMES = {
 }
 
 
-def run(folders: pytest.TempPathFactory, ranks: int) -> dict[bool, dict[str, Any]]:
-    """Results by whether there may be such kernels."""
-    cases = {}
-    for name, (size, layout, optimizer) in NAMES.items():
-        if size == ranks:
-            _, training, parallelism = LAYOUTS[layout]
-            job = {"training": {**training, "optimizer": OPTIMIZERS[optimizer]}, "parallelism": parallelism}
-            cases[name] = [*([job | {"stop_after": 1}] if layout in RESUMED else []), job]
-    single = run_cases(folders.mktemp("single"), ranks, cases, SINGLE_LOOPS="1")
-    return {True: run_cases(folders.mktemp("fused"), ranks, cases), False: single}
-
-
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
-    return run(tmp_path_factory, 1)
+def results(tmp_path_factory: pytest.TempPathFactory, asked_for: Any) -> Callable[[int], dict[bool, dict[str, Any]]]:
+    """Results of the cases with a number of ranks, by whether there may be such kernels."""
 
+    @cache
+    def run(ranks: int) -> dict[bool, dict[str, Any]]:
+        cases = {}
+        for name in sorted(asked_for("test_fused", "name")):
+            size, layout, optimizer = NAMES[name]
+            if size == ranks:
+                _, training, parallelism = LAYOUTS[layout]
+                job = {"training": {**training, "optimizer": OPTIMIZERS[optimizer]}, "parallelism": parallelism}
+                cases[name] = [*([job | {"stop_after": 1}] if layout in RESUMED else []), job]
+        single = run_cases(tmp_path_factory.mktemp("single"), ranks, cases, SINGLE_LOOPS="1")
+        return {True: run_cases(tmp_path_factory.mktemp("fused"), ranks, cases), False: single}
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
-    return run(tmp_path_factory, 2)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
-    return run(tmp_path_factory, 4)
+    return run
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_kernel_updates_and_trains_to_the_same(request: pytest.FixtureRequest, name: str) -> None:
+def test_one_kernel_updates_and_trains_to_the_same(
+    results: Callable[[int], dict[bool, dict[str, Any]]], name: str
+) -> None:
     ranks, layout, optimizer = NAMES[name]
-    results = request.getfixturevalue({1: "one", 2: "two", 4: "four"}[ranks])
-    found, expected = results[True][name], results[False][name]
+    found, expected = (results(ranks)[fused][name] for fused in (True, False))
     assert found["errors"][-1] is expected["errors"][-1] is None
     require_same(found["parameters"], expected["parameters"], 1e-4 if "FP16" in layout else 1e-9)
     of_sgd = layout in WHOLE and optimizer == "SGD"
