@@ -161,7 +161,7 @@ ONLY_IN_COMPLETE = {
     r"trainer/test_attention_kernels\.py::test_every_kernel_learns": LEARNS,
     r"trainer/test_transformers_weights\.py.*killed_amid_an_export.*\[0": PROCESSES,
     r"trainer/test_losses\.py::test_losses_of_half_precision.*\[CrossEntropy-True": "compiling takes long",
-    r"trainer/test_dpo\.py::test_the_manifest_of_the_job_exports": LONG,
+    r"trainer/test_dpo\.py::test_(the_manifest_of_the_job_exports|a_task_that_does_not_say)": LONG,
     r"trainer/test_ema\.py::test_stages": LONG,
     r"trainer/test_float8\.py::test_the_gradients_of_shards": LONG,
     r"trainer/test_lines\.py.*\[(tp2-one|few)": LONG,

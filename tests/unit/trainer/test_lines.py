@@ -291,7 +291,7 @@ SIZES = {"many": "one", "few": "few, one"}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, asked_for):
     """Runs of the real sizes: 970 blocks, each a file, that are dealt out, and some 12, whose texts are held whole."""
     path = tmp_path_factory.mktemp("texts")
     for number in range(970):
@@ -307,16 +307,21 @@ def results(tmp_path_factory):
     def stopped(name):
         return [{"training": training(name), "stop_after": 3}]
 
-    cases = {name: [{"training": training(), "parallelism": layout}] for name, layout in LIKE_ONE.items()}
-    cases |= {"few, dp2": [{"training": training("few")}]}
+    # Others are compared with dp2.
+    layouts, sizes = asked_for("test_lines", "layout") | {"dp2"}, sorted(asked_for("test_lines", "size"))
+    all_layouts = {name: {"training": training(), "parallelism": layout} for name, layout in LIKE_ONE.items()}
+    all_layouts["few, dp2"] = {"training": training("few")}
+    cases = {name: [layout] for name, layout in all_layouts.items() if name in layouts}
     cases["resumed"] = [*stopped("many"), {"training": training()}]
     cases["another order"] = [*stopped("many"), {"training": training(orderSeed=4)}]
     cases["pipeline"] = [{"training": training(), "parallelism": {PIPELINE: 2}}]
     # One folder: a case of the second world finds the checkpoint of the first one.
     folder = tmp_path_factory.mktemp("worlds")
-    alone = {"one": [{"training": training()}], "few, one": [{"training": training("few")}]}
-    alone |= {f"{name}, one, then two": stopped(name) for name in SIZES}
-    cases |= {f"{name}, one, then two": [{"training": training(name)}] for name in SIZES}
+    alone = {"one": [{"training": training()}]}
+    if "few" in sizes or "few, dp2" in layouts:
+        alone["few, one"] = [{"training": training("few")}]
+    alone |= {f"{name}, one, then two": stopped(name) for name in sizes}
+    cases |= {f"{name}, one, then two": [{"training": training(name)}] for name in sizes}
     return run_cases(folder, 1, alone) | run_cases(folder, 2, cases)
 
 

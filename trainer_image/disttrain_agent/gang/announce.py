@@ -23,7 +23,7 @@ _PAUSE_OF_REFUSED_SECONDS = 10.0
 """The same for one that takes no proof: of an earlier version, or of another job where a name still leads to the
 address of a lost pod."""
 _SECONDS = 3.0
-"""For one agent, with the look-up of its name."""
+"""For one agent, without the look-up of its name: that is a thread, which nothing ends before its time."""
 _ANSWERS = (b"HTTP/1.1 200", b"HTTP/1.1 409")
 """It knows, or does not want to."""
 _REFUSED = (b"HTTP/1.1 401", b"HTTP/1.1 404")
@@ -65,8 +65,8 @@ async def _says(pod: PodEnvironment, worker: int, number: int) -> float | None:
     if host is None or port is None:
         return None
     try:
+        found = await addresses(host, port)
         async with asyncio.timeout(_SECONDS):
-            found = await addresses(host, port)
             answer = await _ask(pod, found[number % len(found)], port)
     except Exception:  # whatever is wrong with one name or answer, the others hear
         return _PAUSE_SECONDS
