@@ -22,6 +22,7 @@ from disttrain_agent.restart import Limits
 from disttrain_agent.supervise import Supervisor
 from disttrain_agent.zygote import Zygote
 from disttrain_api.names import Env
+from tests import waiting
 from tests.unit.agent.test_gang_strangers import KILLED, Port, until
 from tests.waiting import GENEROUS
 
@@ -165,7 +166,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
-async def test_a_zygote_that_imports_ends_with_its_agent() -> None:
+def test_a_zygote_that_imports_ends_with_its_agent() -> None:
     """It asks for that itself, but only after Python has started."""
     done = subprocess.run([sys.executable, "-c", DIES], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -176,7 +177,7 @@ async def test_a_zygote_that_imports_ends_with_its_agent() -> None:
         except psutil.NoSuchProcess:
             return True
 
-    await until(ended)
+    waiting.until(ended, "the zygote has ended")
 
 
 def test_only_the_replacement_of_a_pod_whose_ranks_restart_starts_it_before_the_agent(
