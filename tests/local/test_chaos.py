@@ -58,7 +58,7 @@ def adds_up(run: Run, last: int) -> None:
     assert goodput["since"] == job["metadata"]["creationTimestamp"]
     assert (goodput["updateTime"], goodput.get("state")) == (status["completionTime"], None)
     assert sum(spent.values()) == (_time(goodput["updateTime"]) - _time(goodput["since"])).total_seconds()
-    assert set(spent) <= {"Starting", "Training", "Redoing", "Saving", "Evaluating", "Restarting"}
+    assert set(spent) <= {"Starting", "Restoring", "Training", "Redoing", "Saving", "Evaluating", "Restarting"}
     assert spent["Restarting"] > 0
     assert goodput["furthestStep"] == last
 
