@@ -308,7 +308,7 @@ def results(tmp_path_factory, asked_for):
         return [{"training": training(name), "stop_after": 3}]
 
     # Others are compared with dp2.
-    layouts, sizes = asked_for("test_lines", "layout") | {"dp2"}, sorted(asked_for("test_lines", "size"))
+    layouts, sizes = asked_for("test_lines", "layout") | {"dp2"}, [*SIZES.keys() & asked_for("test_lines", "size")]
     all_layouts = {name: {"training": training(), "parallelism": layout} for name, layout in LIKE_ONE.items()}
     all_layouts["few, dp2"] = {"training": training("few")}
     cases = {name: [layout] for name, layout in all_layouts.items() if name in layouts}
