@@ -49,7 +49,8 @@ STATUS_PATH, STACKS_PATH = STATUS.path, f"{STACKS.path}?thread=main"
 _MOST_BYTES = {STATUS.path: MAX_AGENT_ANSWER_BYTES, STACKS.path: MAX_STACKS_ANSWER_BYTES}
 _MOST_OF_OTHERS = 4096
 _NO_USE_TO_ASK_AGAIN = (404, 409)
-"""There is no such pod or path, or the agent cannot do what it is asked."""
+"""There is no such pod or path, or the agent cannot do what it is asked. A 401 may be the API server's own here: only
+from the agent itself is it final (agent_http.py)."""
 _METHODS = {one.path: one.method for one in OPERATIONS}
 
 
