@@ -15,7 +15,7 @@ from disttrain_operator.kube.errors import TooLarge
 MAX_HEAD_BYTES = 16 * 1024
 _REFUSALS = (b"401", b"404", b"409")
 """It takes another token, has no such path, or cannot do this. Through the API server's proxy (agent_client.py) a 401
-may be the API server's own, which passes."""
+may be the API server's own, and is no refusal."""
 _END_OF_HEAD = b"\r\n\r\n"
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:([^\r\n]*)", re.IGNORECASE)

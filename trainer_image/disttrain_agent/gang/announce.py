@@ -27,7 +27,7 @@ _SECONDS = 3.0
 _ANSWERS = (b"HTTP/1.1 200", b"HTTP/1.1 409")
 """It knows, or does not want to."""
 _REFUSED = (b"HTTP/1.1 401", b"HTTP/1.1 404")
-"""Not for good, as for the operator: the name may lead to the right agent soon."""
+"""The operator asks no more after these. Here the name may lead to the right agent a little later."""
 _WORKER_0 = "-worker-0-a"
 
 
