@@ -59,11 +59,18 @@ class Runner:
                 await asyncio.sleep(0.01)
 
     def processes(self, name: str) -> list[psutil.Process]:
-        found = psutil.Process().children(recursive=True)
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE and process.name() == name]
+        return [process for process in psutil.Process().children(recursive=True) if name_of(process) == name]
 
     def is_forked(self) -> bool:
         return bool(self.processes("keeper"))
+
+
+def name_of(process: psutil.Process) -> str | None:
+    """Its name; None once it has ended, which it may do while it is asked."""
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.name()
+    except psutil.NoSuchProcess:
+        return None
 
 
 Runners = Callable[..., Runner]
