@@ -39,7 +39,7 @@ from disttrain.corpora.settings import Settings
 from disttrain_api.corpus import CorpusConfig
 from disttrain_api.training import Training
 from disttrain_trainer.data import corpus
-from disttrain_trainer.data.batches import read_microbatch
+from disttrain_trainer.data.batches import read_microbatches
 from disttrain_trainer.data.corpus import TokenSequences
 from disttrain_trainer.data.sampler import Slots, permute
 from disttrain_trainer.tasks.supervised import Supervised
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LENGTH = 1024
-BATCHES = (1, 8, 32)
+STEPS = ((1, 1), (8, 1), (1, 8), (1, 32))
+"""Microbatches of a step, and sequences of each."""
 TASK = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
 LIBRARIES = ("datasets", "mosaicml-streaming")
 FILES = sorted(REPOSITORY.glob("docs/*.md"))
@@ -105,7 +106,7 @@ def text_in(folder: Path, quick: bool) -> Path:
 
 
 Epoch = Callable[[np.ndarray], Iterator[tuple[torch.Tensor, torch.Tensor]]]
-"""Yields the microbatches of an epoch, inputs and targets, of samples [microbatches, samples of each]."""
+"""Yields the microbatches of an epoch, inputs and targets, of samples [steps, microbatches, samples of each]."""
 
 
 Seconds = Callable[[np.ndarray], float]
@@ -113,13 +114,15 @@ Seconds = Callable[[np.ndarray], float]
 
 
 def beside(name: str, training: TokenSequences, other: Seconds, repeats: int) -> Iterator[harness.Row]:
-    """Whole epochs, by the size of a microbatch."""
+    """Whole epochs, by the size of a microbatch and how many a step has."""
     size, own = len(training), seconds_of(partial(ours, training))
-    for batch in BATCHES:
-        order = permute(np.arange(size // batch * batch), size, 7, 0).reshape(-1, batch)
+    for passes, batch in STEPS:
+        step = passes * batch
+        order = permute(np.arange(size // step * step), size, 7, 0).reshape(-1, passes, batch)
         taken = [(own(order), other(order)) for _ in range(repeats)]
         values, references = ([order.size * LENGTH / each for each in side] for side in zip(*taken, strict=True))
-        yield harness.row(f"{name} {batch}", "tokens/s", values, references)
+        steps = f", {passes} in a step" if passes > 1 else ""
+        yield harness.row(f"{name} {batch}{steps}", "tokens/s", values, references)
 
 
 def seconds_of(epoch: Epoch) -> Seconds:
@@ -130,7 +133,8 @@ def seconds_of(epoch: Epoch) -> Seconds:
         found = list(epoch(order))
         taken = time.perf_counter() - begin
         sizes = {tuple(part.shape) for batch in found for part in batch}
-        assert (len(found), sizes) == (len(order), {(order.shape[1], LENGTH)}), (len(found), len(order), sizes)
+        steps, passes, batch = order.shape
+        assert (len(found), sizes) == (steps * passes, {(batch, LENGTH)}), (len(found), order.shape, sizes)
         return taken
 
     return seconds
@@ -156,7 +160,7 @@ def peer(library: str, folder: Path) -> Iterator[Seconds | None]:
         )
 
         def seconds(order: np.ndarray) -> float:
-            np.save(folder / "order.npy", order)
+            np.save(folder / "order.npy", order.reshape(-1, order.shape[-1]))
             print(folder / "order.npy", file=process.stdin, flush=True)
             return float(process.stdout.readline())
 
@@ -166,10 +170,10 @@ def peer(library: str, folder: Path) -> Iterator[Seconds | None]:
 
 def ours(training: TokenSequences, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The trainer's."""
-    weights = np.ones(order.shape[1], np.float32)
-    for rows in order:
-        microbatch = read_microbatch(TASK, training, Slots(rows, weights))
-        yield microbatch.inputs, microbatch.targets
+    weights = np.ones(order.shape[-1], np.float32)
+    for step in order:
+        for microbatch in read_microbatches(TASK, training, [Slots(rows, weights) for rows in step]):
+            yield microbatch.inputs, microbatch.targets
 
 
 def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:
@@ -244,7 +248,7 @@ def trained(path: Path) -> "Tokenizer":
 
 def of_map(mapped: np.memmap, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The same microbatches from the map, cut and stacked as scripts do that read one."""
-    for rows in order:
+    for rows in order.reshape(-1, order.shape[-1]):
         starts = [int(row) * LENGTH for row in rows]
         inputs = [torch.from_numpy(mapped[at : at + LENGTH].astype(np.int64)) for at in starts]
         targets = [torch.from_numpy(mapped[at + 1 : at + 1 + LENGTH].astype(np.int64)) for at in starts]

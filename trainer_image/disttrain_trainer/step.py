@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from disttrain_trainer.data.batches import Microbatch, load_microbatch
+from disttrain_trainer.data.batches import Microbatch, load_microbatches
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.metrics.own_time import PassClock
 from disttrain_trainer.optim.groups import FACTOR
@@ -39,7 +39,7 @@ def read_step(state: State, world: World, cursor: Cursor, first_replica: int = 0
     if not state.takes_samples:
         return []
     slots = state.sampler.microbatches(cursor, first_replica + world.replica)
-    return [load_microbatch(state.task, state.data.training, slot, world.device.torch) for slot in slots]
+    return load_microbatches(state.task, state.data.training, slots, world.device.torch)
 
 
 def settle_buckets(state: State, world: World, *, always_search: bool) -> None:

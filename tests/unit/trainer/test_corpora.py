@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,26 +15,19 @@ from torch.utils.data import default_collate
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
 from disttrain_api.corpus import CorpusConfig, corpus_problems
-from disttrain_api.training import Training
 from disttrain_trainer.checkpoint.checkpoints import restore_values
 from disttrain_trainer.data import corpus as corpus_data
-from disttrain_trainer.data.batches import read_microbatch
 from disttrain_trainer.data.corpora.corpus import open_corpus
 from disttrain_trainer.data.corpora.files import NumberFiles
 from disttrain_trainer.data.corpora.manifest import CorpusManifest
 from disttrain_trainer.data.corpora.spans import split
 from disttrain_trainer.data.corpora.stream import TokenStream
 from disttrain_trainer.data.rows import Rows
-from disttrain_trainer.data.sampler import Cursor, Slots
-from disttrain_trainer.losses import weight_of
-from disttrain_trainer.runtime.errors import CheckpointMismatch, DataNotFound, InvalidConfiguration
-from disttrain_trainer.tasks.supervised import Supervised
+from disttrain_trainer.data.sampler import Cursor
+from disttrain_trainer.runtime.errors import CheckpointMismatch, DataNotFound
 from tests.corpora import prepared, sentences, trained_tokenizer
 from tests.unit.trainer.transformers_code import described
 from tests.unit.trainer.worlds import job, run_ranks
-
-MOST_CALLS = 55
-"""Calls of functions for a microbatch, at most."""
 
 
 def loaded(folder: Path, **fields: object):
@@ -280,82 +272,6 @@ def test_corpora_of_two_tokenizers_do_not_mix(folder, tmp_path):
     other = prepared(tmp_path / "other", b"the quick brown fox " * 1000, tokenizer=str(tokenizer))
     with pytest.raises(DataNotFound, match="was prepared with another tokenizer than"):
         loaded(folder, path=None, mixture=[{"path": str(folder)}, {"path": str(other)}])
-
-
-def test_each_token_of_what_is_no_padding_counts(folder):
-    task = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
-    slots = Slots(np.array([3, 4, 0]), np.array([1, 1, 0], np.float32))
-    found = read_microbatch(task, loaded(folder).training, slots)
-    assert (found.weight, found.samples) == (2 * 16, 2)
-    assert weight_of(found.targets, found.weights) == found.weight
-
-
-def test_a_microbatch_of_one_sequence_takes_few_calls(folder):
-    """Beside a microbatch of one, each call of Python costs a percent."""
-    training, calls = loaded(folder).training, []
-    task = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
-    slots = [Slots(np.array([index]), np.ones(1, np.float32)) for index in range(4)]
-    read_microbatch(task, training, slots[0])
-    sys.setprofile(lambda _, event, __: calls.append(event) if event in ("call", "c_call") else None)
-    try:
-        for slot in slots[1:]:
-            read_microbatch(task, training, slot)
-    finally:
-        sys.setprofile(None)
-    assert 10 < len(calls) / 3 <= MOST_CALLS
-
-
-def test_samples_read_together_are_as_many_as_were_asked_for():
-    class Short:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, index):
-            raise AssertionError("they are read together")
-
-        def __getitems__(self, indices):
-            return [(torch.zeros(2), 0) for _ in indices][1:]
-
-    task = Supervised(Training.model_validate(training(Path("x"), 1)))
-    slots = Slots(np.arange(3), np.ones(3, np.float32))
-    with pytest.raises(InvalidConfiguration, match="`__getitems__` gave 2 samples for 3 numbers"):
-        read_microbatch(task, Short(), slots)
-
-
-class Numbers:
-    def __len__(self):
-        return 9
-
-    def __getitem__(self, index):
-        return torch.tensor(index)
-
-    def __getitems__(self, indices):
-        return [torch.tensor(index) for index in indices]
-
-
-class Doubled(Numbers):
-    def __getitem__(self, index):
-        return 2 * super().__getitem__(index)
-
-
-class Wrapped:
-    inner = Numbers()
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def __getitem__(self, index):
-        return 2 * self.inner[index]
-
-
-@pytest.mark.parametrize("kind", [Doubled, Wrapped])
-def test_what_a_data_set_does_with_a_sample_is_not_passed_by(kind):
-    """Red where samples that are read together come from a class or an object below."""
-    batching = SimpleNamespace(
-        pads=True, collate=lambda samples, indices: torch.stack(list(samples)), weight=lambda batch, weights: 1.0
-    )
-    found = read_microbatch(batching, kind(), Slots(np.arange(3), np.ones(3, np.float32)))
-    assert found.batch.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from disttrain_api import choices, samples
@@ -25,6 +26,8 @@ from disttrain_trainer.runtime.randomness import drawing_from
 
 MAX_DEPTH = 16
 """Containers inside each other in a batch."""
+_SAMPLES_AT_ONCE = 64
+"""To read more together saves no more time, and their memory would be kept until the last microbatch has its part."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +136,49 @@ def load_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slo
     return on_device(read_microbatch(batching, dataset, slots), device)
 
 
+def load_microbatches(
+    batching: Batching, dataset: MapDataset | Stream, slots: Sequence[Slots], device: torch.device
+) -> list[Microbatch]:
+    """Do so for all microbatches of a step."""
+    return [on_device(read, device) for read in read_microbatches(batching, dataset, slots)]
+
+
 def read_microbatch(batching: Batching, dataset: MapDataset | Stream, slots: Slots) -> Microbatch:
     """Return the same on the host."""
     if not batching.pads:
         slots = _without_padding(slots)
     indices: list[int] = slots.indices.tolist()
     with drawing_from(slots.seeds) if slots.seeds else nullcontext():
-        batch = batching.collate(_samples(dataset, indices), indices)
-    weights = torch.from_numpy(slots.weights)
-    return Microbatch(batch, weights, batching.weight(batch, weights), int(sum(slots.weights.tolist())))
+        return _microbatch(batching, _samples(dataset, indices), indices, slots.weights)
+
+
+def read_microbatches(batching: Batching, dataset: MapDataset | Stream, slots: Sequence[Slots]) -> Iterator[Microbatch]:
+    """Yield those of a step on the host. Small ones of a data set that reads samples together are read at once."""
+    together = _microbatches_at_once(batching, dataset, slots)
+    for first in range(0, len(slots), together):
+        some = slots[first : first + together]
+        if len(some) == 1:
+            yield read_microbatch(batching, dataset, some[0])
+            continue
+        indices: list[int] = np.concatenate([one.indices for one in some]).tolist()
+        samples, begin = _samples(dataset, indices), 0
+        for one in some:
+            end = begin + len(one.indices)
+            yield _microbatch(batching, samples[begin:end], indices[begin:end], one.weights)
+            begin = end
+
+
+def _microbatches_at_once(batching: Batching, dataset: MapDataset | Stream, slots: Sequence[Slots]) -> int:
+    """Return how many microbatches are read together: one where each draws by itself, or is cut by itself."""
+    joins = batching.pads and _reads_together(type(dataset)) and not any(one.seeds for one in slots)
+    return max(1, _SAMPLES_AT_ONCE // max(1, len(slots[0].indices))) if joins and slots else 1
+
+
+def _microbatch(
+    batching: Batching, samples: Sequence[Any], indices: Sequence[int], counted: NDArray[np.float32]
+) -> Microbatch:
+    batch, weights = batching.collate(samples, indices), torch.from_numpy(counted)
+    return Microbatch(batch, weights, batching.weight(batch, weights), int(sum(counted.tolist())))
 
 
 def _samples(dataset: MapDataset | Stream, indices: Sequence[int]) -> Sequence[Any]:

@@ -36,7 +36,7 @@ class Rows(Sequence[Sample]):
     def __getitem__(self, index: slice) -> "Rows": ...
 
     def __getitem__(self, index: int | slice) -> "Sample | Rows":
-        inputs, targets = (one[index] for one in self.batch)
+        inputs, targets = self.batch.inputs[index], self.batch.targets[index]
         return Rows(inputs, targets) if isinstance(index, slice) else (inputs, targets)
 
 

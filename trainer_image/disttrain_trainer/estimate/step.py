@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from disttrain_trainer.data.batches import Microbatch, load_microbatch, map_tensors
+from disttrain_trainer.data.batches import Microbatch, load_microbatches, map_tensors
 from disttrain_trainer.estimate.counter import Count, Message, WorkCounter, messages
 from disttrain_trainer.estimate.imagined import Buckets, WatchedPrecision
 from disttrain_trainer.estimate.meter import StorageMeter
@@ -151,7 +151,7 @@ def _microbatches(state: State, world: World, count: int) -> list[Microbatch]:
     if not state.takes_samples:
         return []
     slots = state.sampler.microbatches(state.cursor, world.replica)[:count]
-    return [load_microbatch(state.task, state.data.training, slot, world.device.torch) for slot in slots]
+    return load_microbatches(state.task, state.data.training, slots, world.device.torch)
 
 
 def _without_values(microbatch: Microbatch, mode: FakeTensorMode) -> Microbatch:
