@@ -92,7 +92,6 @@ def start_metrics(config: Config, world: World, state: State, reporter: Reporter
         work=state.work,
         devices=config.world_size * (config.job.parallelism.devices_per_process or 1),
         peak_flops=world.device.peak_flops(config.training.precision),
-        check_gradients=not state.precision.scales,
         stragglers=_stragglers(config, world) if world.first else None,
     )
     if strategy.joined:

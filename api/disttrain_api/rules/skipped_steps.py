@@ -1,10 +1,8 @@
 """What goes with steps that are skipped: all ranks judge one step before any of them makes an update of it."""
 
-from disttrain_api.compute import Precision
 from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.flushless import FLUSHLESS
-from disttrain_api.rules.gradient_sums import COMPRESSION_NAME, KEEP_THE_REST, list_of
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.run_policy import RestartPolicy
 from disttrain_api.spec import JobSpec
@@ -14,12 +12,9 @@ from disttrain_api.training import OnMostInRow
 def _skipped_with_another(spec: JobSpec) -> Values | None:
     if spec.training is None or spec.training.skip_steps is None:
         return None
-    settings = spec.parallelism.data_parallel
     return when(
-        settings.mode is DataParallelMode.PARAMETER_SERVER
+        spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
         or schedule_of(spec.parallelism) in FLUSHLESS_SCHEDULES
-        or spec.training.precision is Precision.FP16
-        or (settings.compression is not None and settings.compression.name in KEEP_THE_REST)
     )
 
 
@@ -37,15 +32,13 @@ SKIPPED_STEP_RULES = (
     Rule(
         id="SkipStepsJudgesStepsOfAll",
         path="spec.training.skipSteps",
-        sentence="`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream, PipeDream2BW, FP16, which"
-        " skips overflows itself, and compression with error feedback",
+        sentence="`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream and PipeDream2BW, whose"
+        " ranks take steps at different times",
         check=_skipped_with_another,
         cel="!self.?training.?skipSteps.hasValue() || (self.parallelism.dataParallel.mode != 'ParameterServer'"
-        f" && !({FLUSHLESS}) && self.training.precision != 'FP16'"
-        f" && !({COMPRESSION_NAME} in {list_of(KEEP_THE_REST)}))",
+        f" && !({FLUSHLESS}))",
         reads=(
             "spec.training.skipSteps",
-            "spec.training.precision",
             "spec.parallelism.dataParallel",
             "spec.parallelism.pipeline",
             "spec.parallelism.pipelineParallelDegree",

@@ -77,6 +77,12 @@ def spoilt_samples(factor: float | str, of_all: bool = False) -> tuple[Dataset, 
     return TensorDataset(inputs, targets), held_out
 
 
+def spoilt_floats() -> tuple[Dataset, None]:
+    """The training samples of `spoilt_samples` in float32, one of them without a number."""
+    inputs, targets = spoilt_samples("nan")[0].tensors
+    return TensorDataset(inputs.float(), targets), None
+
+
 STEPS_OF_EPOCH, PER_STEP = 10, 24
 
 
@@ -136,6 +142,17 @@ class InfiniteLoss(WithLoss):
 
 def infinite_loss_mlp() -> InfiniteLoss:
     return InfiniteLoss(*double_mlp())
+
+
+class InfiniteGradient(nn.Sequential):
+    """A linear layer of FP32, and a parameter whose gradient is infinite though the loss is not."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 5))
+        self.zero = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.zero.sqrt()
 
 
 def half_frozen() -> nn.Module:

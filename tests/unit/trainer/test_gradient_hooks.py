@@ -22,9 +22,9 @@ class Alone:
         self.hook = build_gradient_sum(settings, SimpleNamespace(size=lambda: 1), seed=3)
         self.steps = 0
 
-    def send(self, gradient):
+    def send(self, gradient, *, undoable=False):
         bucket = torch.as_tensor(gradient, dtype=torch.float64).clone()
-        self.hook.begin(self.steps)
+        self.hook.begin(self.steps, undoable=undoable)
         self.steps += 1
         return self.hook.reduce(SimpleNamespace(buffer=lambda: bucket, index=lambda: 0)).wait()
 
@@ -79,11 +79,48 @@ def test_without_momentum_correction_the_gradients_themselves_are_gathered():
 def test_sent_and_kept_are_the_gradient_and_what_was_kept(compression):
     replica, before = Alone(**compression), 0
     for seed in range(4):
-        gradient = torch.randn(777, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        gradient = drawn(seed)
         sent = replica.send(gradient)
         torch.testing.assert_close(sent + replica.residual, gradient + before, rtol=1e-12, atol=1e-12)
         before = replica.residual
     assert before.norm() > 0
+
+
+def drawn(seed, size=777):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+KEEPING = [
+    {"name": "OneBit"},
+    {"name": "TopK", "ratio": 0.1},
+    {"name": "TopK", "ratio": 0.1, "momentumCorrection": 0.5},
+    {"name": "RandomK", "ratio": 0.1},
+]
+
+
+@pytest.mark.parametrize("compression", KEEPING, ids=str)
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_step_that_is_undone_leaves_nothing(compression, before):
+    found, expected = Alone(**compression), Alone(**compression)
+    for seed in range(before):
+        found.send(drawn(seed), undoable=True)
+        expected.send(drawn(seed))
+    found.send(drawn(7) * torch.nan, undoable=True)
+    found.hook.undo()
+    # The number of the step goes on, by which random numbers are chosen.
+    expected.steps += 1
+    assert torch.equal(found.send(drawn(8), undoable=True), expected.send(drawn(8)))
+    assert torch.equal(found.residual, expected.residual)
+
+
+@pytest.mark.parametrize("compression", KEEPING, ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_shows_wherever_it_is(compression, value):
+    """Red where it is only kept: then no later step knows when it came."""
+    for place in (0, 400, 776):
+        gradient = drawn(place)
+        gradient[place] = value
+        assert not Alone(**compression).send(gradient, undoable=True).norm().isfinite()
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,18 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_falls(weight, optimizer
     assert scaler == LossScaler(scale=2**15, steps=0)
 
 
+def test_it_falls_to_one(weight, optimizer):
+    """Red where a gradient that no scale makes finite goes on for a thousand steps, to a scale of 0, without a word."""
+    scaler, found = LossScaler(), []
+    weight.grad = torch.ones(3)
+    while scaler.may_fall:
+        scaler.step(optimizer, math.nan)
+        found.append(scaler.scale)
+    assert found == [2.0**power for power in range(15, -1, -1)]
+    scaler.step(optimizer, math.nan)
+    assert (scaler.scale, weight.tolist()) == (1, [1, 1, 1])
+
+
 def test_it_grows_after_two_thousand_steps(weight, optimizer):
     scaler = LossScaler(scale=8.0, steps=1998)
     scaler.step(optimizer, 1.0)

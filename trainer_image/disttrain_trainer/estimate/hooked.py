@@ -65,6 +65,8 @@ class HookedBuckets(Buckets):
         """Sum as the step before has done, so that what the hook keeps is there."""
         for bucket in self._buckets:
             self._sum(bucket, self._config.training.steps)
+        if self._hook is not None:
+            self._hook.begin(self._config.training.steps, undoable=self._config.training.skip_steps is not None)
 
     def held(self) -> Iterator[Tensor]:
         yield from super().held()
@@ -95,7 +97,7 @@ class HookedBuckets(Buckets):
 
     def _sum(self, bucket: Bucket, step: int) -> None:
         assert self._hook is not None
-        self._hook.begin(step)
+        self._hook.step = step
         with _summing():
             self._hook.reduce(bucket)  # type: ignore[arg-type]
 

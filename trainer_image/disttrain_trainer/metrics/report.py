@@ -129,8 +129,6 @@ class Metrics:
     """Devices of all ranks."""
     peak_flops: float | None
     """FLOP/s of a device, where it is known."""
-    check_gradients: bool
-    """False with FP16, where the scaler handles gradients that overflow."""
     stragglers: Stragglers | None = None
     """Judges which rank is slow; on the rank that writes."""
     recorded_before: int = 0
@@ -209,7 +207,7 @@ class Metrics:
             return []
         totals = self.reduction.totals(self.results)
         for result, (loss, norm) in zip(self.results, totals, strict=True):
-            wrong = not_finite(loss, norm, check_gradients=self.check_gradients)
+            wrong = not_finite(loss, norm, may_overflow=result.may_overflow)
             if wrong is not None and not result.skipped:
                 raise NonFiniteLoss(
                     f"the {wrong} of step {result.step} is {loss if wrong == 'loss' else norm}; lower "

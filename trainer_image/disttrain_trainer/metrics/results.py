@@ -50,6 +50,8 @@ class StepResult:
     routing: RoutingFigures | None = None
     skipped: bool = False
     """Whether no update was made of it."""
+    may_overflow: bool = False
+    """Whether its gradient need not be finite: FP16's loss scale falls then."""
     skipped_steps: int | None = None
     """Steps of the job that were skipped until now; None where none ever is."""
 
@@ -129,11 +131,8 @@ class SumOverRanks:
         return {"comm/gradient_bytes": float(self.world.max_tensor(own))}
 
 
-def not_finite(loss: float, norm: float, *, check_gradients: bool) -> str | None:
-    """Return what ends the job: "loss" or "gradient norm"; None where both are sound.
-
-    check_gradients: False with FP16, where the scaler handles gradients that overflow.
-    """
+def not_finite(loss: float, norm: float, *, may_overflow: bool = False) -> str | None:
+    """Return what ends the job: "loss" or "gradient norm"; None where both are sound."""
     if not math.isfinite(loss):
         return "loss"
-    return "gradient norm" if check_gradients and not math.isfinite(norm) else None
+    return None if may_overflow or math.isfinite(norm) else "gradient norm"

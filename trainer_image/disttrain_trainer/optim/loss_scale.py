@@ -3,6 +3,8 @@ section 3.2), with the numbers of torch.amp.GradScaler.
 
 Its verdict on a step is the norm of the whole gradient, which is alike on every rank: one that holds a part of it does
 not see an overflow in the parts of others.
+
+It falls to 1, as Megatron's and DeepSpeed's do. A gradient that is not finite there owes that to no scale.
 """
 
 import math
@@ -16,6 +18,7 @@ from torch import nn
 from disttrain_trainer.parallel.gradient_norm import local_values
 
 _BACKOFF, _GROWTH = 0.5, 2.0
+_LEAST = 1.0
 _INTERVAL = 2000
 """Steps without an overflow after which the scale grows."""
 
@@ -34,10 +37,15 @@ class LossScaler:
         if held:
             torch._foreach_mul_(held, 1 / self.scale)
 
+    @property
+    def may_fall(self) -> bool:
+        """Whether a gradient that is not finite may be so by the scale alone."""
+        return self.scale > _LEAST
+
     def step(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
         """Step the optimizer, but where the gradient's norm says that it overflowed; then the scale falls instead."""
         if not math.isfinite(norm):
-            self.scale, self.steps = self.scale * _BACKOFF, 0
+            self.scale, self.steps = max(_LEAST, self.scale * _BACKOFF), 0
             return
         optimizer.step()
         self.steps += 1

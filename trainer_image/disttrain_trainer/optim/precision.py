@@ -30,7 +30,7 @@ class MixedPrecision:
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass of the loss, scaled up for FP16, whose small gradients would vanish."""
-        (loss * self.scale if self.scales else loss).backward()
+        (loss if self.scaler is None else loss * self.scale).backward()
 
     def scaled_one(self) -> Tensor:
         """`scale` on the device."""
@@ -50,9 +50,9 @@ class MixedPrecision:
             self.scaler.step(optimizer, float(norm()))
 
     @property
-    def scales(self) -> bool:
-        """Whether gradients may overflow and be skipped."""
-        return self.scaler is not None
+    def may_overflow(self) -> bool:
+        """Whether no update, and a lower scale, is all that a gradient that is not finite leads to."""
+        return self.scaler is not None and self.scaler.may_fall
 
     @property
     def scale(self) -> float:

@@ -98,7 +98,7 @@ class _Run:
         return number == self._training.steps or number % self._training.logging.interval == 0
 
     def is_finite(self, loss: float, norm: float) -> bool:
-        return not_finite(loss, norm, check_gradients=not self._state.precision.scales) is None
+        return not_finite(loss, norm) is None
 
     def rate(self, step: int) -> float:
         return learning_rate(self._training, self.begin + step)

@@ -3,6 +3,7 @@
 What makes one gradient of all ranks' is in the state that build.py makes: wrapped models and pipelines.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -110,8 +111,10 @@ class Synchronous(SumOverRanks):
         norm = clip_gradients(state, training.max_gradient_norm, self.world)
         judged = 0.0 if state.guard is None else self._mean_loss(loss)
         self._around.agree()
-        skipped = self._is_skipped(judged, norm)
+        may_overflow, skipped = state.precision.may_overflow, self._is_skipped(judged, norm)
         if skipped:
+            if state.gradient_sum is not None:
+                state.gradient_sum.undo()
             skip_update(state)
         else:
             update_parameters(state, rate, norm)
@@ -130,6 +133,7 @@ class Synchronous(SumOverRanks):
             gradient_bytes=sent,
             routing=state.routing.take_figures(samples or 1.0, len(batch.microbatches)),
             skipped=skipped,
+            may_overflow=may_overflow,
             skipped_steps=None if state.guard is None else state.guard.skipped,
         )
 
@@ -144,7 +148,13 @@ class Synchronous(SumOverRanks):
     def _is_skipped(self, loss: float, norm: Callable[[], Tensor]) -> bool:
         """Whether no update is made of this step; rank 0 says why. Raises NonFiniteLoss after too many."""
         step, guard = self.state.step + 1, self.state.guard
-        reason = None if guard is None else guard.reason_to_skip(step, loss, self.judged_norm(norm))
+        if guard is None:
+            return False
+        judged = self.judged_norm(norm)
+        if self.state.precision.may_overflow and math.isfinite(loss) and not math.isfinite(judged):
+            # The loss scale's, which falls: nothing is wrong with the step.
+            return False
+        reason = guard.reason_to_skip(step, loss, judged)
         if reason is not None:
             log_first_rank(self.world, f"step {step} is skipped: its {reason}")
         return reason is not None
@@ -178,7 +188,7 @@ class Synchronous(SumOverRanks):
         """Leave the gradient in the parameters; return this rank's part of the mean loss over all samples (tokens)."""
         state = self.state
         if state.gradient_sum is not None:
-            state.gradient_sum.begin(state.step)
+            state.gradient_sum.begin(state.step, undoable=state.guard is not None)
         parts = self.world.parts
         return accumulate_gradients(state, batch.microbatches, weight or 1.0, samples or 1.0, parts, self.clock)
 

@@ -32,16 +32,33 @@ class GradientSum:
         self.step = 0
         self.bytes = 0
         """Bytes that this rank has sent for gradients in the present step."""
+        self._before: Mapping[str, Tensor] | None = None
 
-    def begin(self, step: int) -> None:
-        """A step begins; `step` is the number of those before."""
+    def begin(self, step: int, *, undoable: bool = False) -> None:
+        """A step begins; `step` is the number of those before. undoable: whether `undo` may follow, for which what was
+        kept before is held on to."""
         self.step = step
         self.bytes = 0
+        self._before = self.copy_of_kept() if undoable else None
+
+    def undo(self) -> None:
+        """Forget what this step has kept: no update is made of its gradient."""
+        if self._before is not None:
+            self.restore(self._before)
+
+    @property
+    def undoable(self) -> bool:
+        """Whether the present step keeps something and may be undone."""
+        return self._before is not None
 
     @property
     def kept(self) -> Mapping[str, Tensor] | None:
         """Return this rank's errors for the next step, by name and bucket; None for compressions that keep nothing."""
         return None
+
+    def copy_of_kept(self) -> Mapping[str, Tensor] | None:
+        """Return the same as it is now, whatever becomes of it."""
+        return self.kept
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         """Go on with what was `kept` once; nothing to do for ways that keep nothing."""
@@ -54,8 +71,8 @@ class BackendSum(GradientSum):
         super().__init__(group, "Backend")
         self._bytes = ring_bytes(self.ranks, gradient_bytes)
 
-    def begin(self, step: int) -> None:
-        super().begin(step)
+    def begin(self, step: int, *, undoable: bool = False) -> None:
+        super().begin(step, undoable=undoable)
         self.bytes = self._bytes
 
 

@@ -25,7 +25,7 @@ class KeepingSum(HookedSum, ABC):
         self._kept = dict(kept)
 
     def keep(self, name: str, values: Tensor) -> None:
-        """Remember `values` until the next step."""
+        """Remember `values`, which nobody writes into any more, until the next step."""
         self._kept[name] = values
 
     def recall(self, name: str, like: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class LowRankSum(HookedSum):
 
     def __init__(self, group: dist.ProcessGroup, settings: Compression, seed: int) -> None:
         super().__init__(group, settings.name)
+        self._seed = seed
         self._warmup_steps = settings.warmup_steps or 0
         self._state = PowerSGDState(
             group, settings.rank or DEFAULT_RANK, start_powerSGD_iter=_FIRST_STEP, random_seed=seed
@@ -53,7 +54,14 @@ class LowRankSum(HookedSum):
     def kept(self) -> dict[str, Tensor]:
         return {f"{kind}/{bucket}": values for kind, by_bucket in self._dicts() for bucket, values in by_bucket.items()}
 
+    def copy_of_kept(self) -> dict[str, Tensor]:
+        # torch writes into its factors, and not into the residual.
+        return {name: values if name.startswith("residual/") else values.clone() for name, values in self.kept.items()}
+
     def restore(self, kept: Mapping[str, Tensor]) -> None:
+        if not kept:
+            # The first factors are drawn again.
+            self._state.rng.seed(self._seed)
         for kind, by_bucket in self._dicts():
             by_bucket.clear()
             for name, values in kept.items():

@@ -41,7 +41,11 @@ class SparseSum(KeepingSum):
         self.keep(residual_name, without(values, indices))
         if velocity is not None:
             self.keep(velocity_name, without(update, indices))
-        return self._exchange(mean, values[indices], indices)
+        sent = values[indices]
+        if self.undoable:
+            # The next steps must not find in what was kept a number that these never show.
+            sent = torch.where(values.isfinite().all(), sent, torch.nan)
+        return self._exchange(mean, sent, indices)
 
     @abstractmethod
     def _choose(self, values: Tensor, count: int, bucket: int) -> Tensor:
