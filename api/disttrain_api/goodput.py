@@ -30,13 +30,14 @@ def counted_until(goodput: Goodput, now: datetime) -> Goodput:
     seconds = by_state(goodput)
     # Anybody who may write statuses may write any number there, and the API server takes none beyond its own bound.
     seconds[state] = min(max(seconds.get(state, 0), 0) + passed, _MOST_SECONDS)
-    return goodput.model_copy(
-        update={
-            "update_time": timestamp(last + timedelta(seconds=passed)),
-            "spent": [StateSeconds(state=name, seconds=spent) for name, spent in seconds.items()],
-            "percent": _percent(seconds),
-        }
-    )
+    counted = with_seconds(goodput, seconds)
+    return counted.model_copy(update={"update_time": timestamp(last + timedelta(seconds=passed))})
+
+
+def with_seconds(goodput: Goodput, seconds: Mapping[str, int]) -> Goodput:
+    """Return the count with these seconds of each state, until the same time."""
+    spent = [StateSeconds(state=name, seconds=number) for name, number in seconds.items()]
+    return goodput.model_copy(update={"spent": spent, "percent": _percent(seconds)})
 
 
 def _percent(seconds: Mapping[str, int]) -> int:

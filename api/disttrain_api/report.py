@@ -144,6 +144,16 @@ class RankPhase(StrEnum):
     """It starts again in its pod, after a failure. No rank says this of itself: the operator concludes it."""
 
 
+class PhaseSeconds(_Report):
+    """How long this life of a rank was in phases that are over."""
+
+    began: Annotated[str, BeforeValidator(_time)]
+    """When its count began. Tells its lives apart."""
+    restoring: _Seconds = 0
+    evaluating: _Seconds = 0
+    saving: _Seconds = 0
+
+
 class SlowRank(_Report):
     """A rank that is slow all the time, by what it works on a step without waiting for others."""
 
@@ -162,6 +172,7 @@ class RankReport(_Report):
     rank: _Rank
     phase: Annotated[_Word | None, _OrNone] = None
     """A RankPhase. None: of a version that does not say, or a program whose lines are read."""
+    phase_seconds: Annotated[PhaseSeconds | None, _OrNone] = None
     step: _Steps = 0
     step_time: Annotated[Annotated[str, BeforeValidator(_time)] | None, _OrNone] = None
     """When the agent saw that the rank had logged this step. None: it has logged none in this life."""

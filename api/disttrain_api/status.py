@@ -290,6 +290,19 @@ class StateSeconds(StatusModel):
     """Whole seconds."""
 
 
+class LifeOfRanks(StatusModel):
+    """A life of the ranks, which measure these phases: the seconds in `spent` before it."""
+
+    began: Time
+    """By the clock of its node."""
+    restoring: int
+    """Seconds."""
+    evaluating: int
+    """Seconds."""
+    saving: int
+    """Seconds."""
+
+
 class Goodput(StatusModel):
     """Where the job's time went. `spent` adds up to the time from `since` to `updateTime`."""
 
@@ -306,6 +319,8 @@ class Goodput(StatusModel):
     """Share of Training. Absent before the first second."""
     furthest_step: int = 0
     """The furthest step that was reported; those before it are redone."""
+    life: LifeOfRanks | None = None
+    """The ranks' present life. Absent: no ranks have measured yet."""
 
 
 class JobStatus(StatusModel):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from disttrain_api.report import CheckpointReport, RankError, RankFailure, RankPhase, RankReport, SlowRank
 from disttrain_session.asked import be_asked
@@ -15,6 +16,7 @@ from disttrain_session.reported_values import Figures, Pace, plain
 from disttrain_session.reporting import INTERVAL_SECONDS
 from disttrain_trainer.checkpoint.step_manifest import Place as CheckpointPlace
 from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.phase_clock import PhaseClock
 from disttrain_trainer.runtime.step_times import StepTimes
 
 
@@ -30,7 +32,7 @@ class SessionProgress:
         self._pending: Figures | None = None
         self._written_at = float("-inf")
         self._pace = Pace(time.monotonic)
-        self._times, self._counted = StepTimes(rank, None), ExitStack()
+        self._times, self._counted, self._phases = StepTimes(rank, None), ExitStack(), PhaseClock()
 
     @property
     def reports(self) -> Path | None:
@@ -134,7 +136,9 @@ class SessionProgress:
     def _rest(self) -> None:
         self._counted.close()
 
-    def _update(self, **changes: object) -> None:
+    def _update(self, **changes: Any) -> None:
+        if "phase" in changes:
+            changes["phase_seconds"] = self._phases.enter(changes["phase"])
         self.report = self.report.model_copy(update=changes)
         if self._files is not None:
             self._files.write(self.report)

@@ -8,12 +8,13 @@ from datetime import datetime
 
 from disttrain_api.goodput import counted_until
 from disttrain_api.names import Reason
-from disttrain_api.report import RankPhase
+from disttrain_api.report import RankPhase, RankReport
 from disttrain_api.status import Goodput, GoodputState, JobStatus, Progress
 from disttrain_api.times import parse_time
 from disttrain_operator.decide.attempt_history import ran
 from disttrain_operator.decide.clock import timestamp
 from disttrain_operator.decide.decision import State, Transition
+from disttrain_operator.decide.measured import corrected
 from disttrain_operator.decide.observed import Job
 
 _NO_ROOM = frozenset(
@@ -35,12 +36,14 @@ def account(
     now: datetime,
     failed_at: datetime | None = None,
     paused_until: datetime | None = None,
+    report: RankReport | None = None,
 ) -> JobStatus:
     """Return `status`, which the transition leads to, with the time counted until now.
 
     job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
     failed_at: when ranks failed that have started again in their pods since then; None: none have. paused_until: when
-    the pause was over before ranks last did; None: they never did, or without one.
+    the pause was over before ranks last did; None: they never did, or without one. report: of the rank that speaks for
+    the job.
     """
     former = job.status.goodput
     if former is not None and status == job.status:
@@ -58,6 +61,7 @@ def account(
         waiting = counted_until(_in_state(before, GoodputState.WAITING), min(paused_until, now))
         before = _in_state(waiting, GoodputState.RESTARTING)
     counted = counted_until(before, now)
+    counted = corrected(counted, report, before.state, heard=job.status.progress is not None)
     return status.model_copy(update={"goodput": counted.model_copy(update={"state": state, "furthest_step": furthest})})
 
 

@@ -34,6 +34,12 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
     return renew_budget(status)
 
 
+def report_of_job(status: JobStatus, observed: Observed) -> RankReport | None:
+    """Return the newest report of the lowest rank that has reported in the newest attempt."""
+    reports = _reports(status, observed, late=False)
+    return reports[-1][1] if reports else None
+
+
 def roll_back_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
     """Return the Event for a roll-back that is new in `status`."""
     if not roll_backs_between(before, status):

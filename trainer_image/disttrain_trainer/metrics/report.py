@@ -23,6 +23,7 @@ from disttrain_trainer.runtime.device import Device
 from disttrain_trainer.runtime.errors import NonFiniteLoss
 from disttrain_trainer.runtime.files import rewrite, write_atomically
 from disttrain_trainer.runtime.mesh import World
+from disttrain_trainer.runtime.phase_clock import PhaseClock
 from disttrain_trainer.runtime.step_times import StepTimes
 
 METRICS_FILE = "metrics.jsonl"
@@ -39,11 +40,14 @@ class Reporter:
         self.report = RankReport(rank=rank)
         self._step: Callable[[], int] | None = None
         self._first_step: int | None = None
+        self._phases = PhaseClock()
         self.times = StepTimes(rank, folder)
         self.times.begin(RankPhase.STARTING)
 
     def update(self, **changes: Any) -> None:
         """Change fields and rewrite the file."""
+        if "phase" in changes:
+            changes["phase_seconds"] = self._phases.enter(changes["phase"])
         self.report = self.report.model_copy(update=changes)
         self._write()
 
@@ -80,7 +84,8 @@ class Reporter:
             try:
                 yield
             finally:
-                self.report = self.report.model_copy(update={"phase": former})
+                over = {"phase": former, "phase_seconds": self._phases.enter(former)}
+                self.report = self.report.model_copy(update=over)
         self._write()
 
     def fail(self, error: RankError) -> None:
