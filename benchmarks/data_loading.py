@@ -36,18 +36,21 @@ sys.path[:0] = [str(REPOSITORY / name) for name in ("", "api", "trainer_image", 
 from benchmarks import harness
 from disttrain.corpora.prepare import prepare
 from disttrain.corpora.settings import Settings
+from disttrain_api.batch import Batch
 from disttrain_api.corpus import CorpusConfig
 from disttrain_api.training import Training
 from disttrain_trainer.data import corpus
-from disttrain_trainer.data.batches import read_microbatches
+from disttrain_trainer.data.ahead import ahead_of
+from disttrain_trainer.data.batches import load_microbatches
 from disttrain_trainer.data.corpus import TokenSequences
-from disttrain_trainer.data.sampler import Slots, permute
+from disttrain_trainer.data.sampler import Cursor, Sampler, permute
 from disttrain_trainer.tasks.supervised import Supervised
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LENGTH = 1024
+CPU = torch.device("cpu")
+LENGTH, SEED = 1024, 7
 STEPS = ((1, 1), (8, 1), (1, 8), (1, 32))
 """Microbatches of a step, and sequences of each."""
 TASK = Supervised(Training.model_validate({"model": {"name": "gpt"}, "data": {"name": "text"}, "steps": 1}))
@@ -118,7 +121,7 @@ def beside(name: str, training: TokenSequences, other: Seconds, repeats: int) ->
     size, own = len(training), seconds_of(partial(ours, training))
     for passes, batch in STEPS:
         step = passes * batch
-        order = permute(np.arange(size // step * step), size, 7, 0).reshape(-1, passes, batch)
+        order = permute(np.arange(size // step * step), size, SEED, 0).reshape(-1, passes, batch)
         taken = [(own(order), other(order)) for _ in range(repeats)]
         values, references = ([order.size * LENGTH / each for each in side] for side in zip(*taken, strict=True))
         steps = f", {passes} in a step" if passes > 1 else ""
@@ -169,11 +172,19 @@ def peer(library: str, folder: Path) -> Iterator[Seconds | None]:
 
 
 def ours(training: TokenSequences, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The trainer's."""
-    weights = np.ones(order.shape[-1], np.float32)
-    for step in order:
-        for microbatch in read_microbatches(TASK, training, [Slots(rows, weights) for rows in step]):
-            yield microbatch.inputs, microbatch.targets
+    """The trainer's, as it reads the steps of a job on a CPU: its sampler has the same order."""
+    _, passes, micro = order.shape
+    batch = Batch(micro, accumulation=passes, world=passes * micro)
+    sampler, cursor = Sampler(len(training), SEED, batch, replicas=1, draws=False), Cursor()
+    assert (sampler.microbatches(cursor, 0)[0].indices == order[0, 0]).all()
+    ahead = ahead_of(TASK, training, sampler, 0)
+    for _ in order:
+        if ahead is not None:
+            found = ahead.load(cursor, CPU)
+        else:
+            found = load_microbatches(TASK, training, sampler.microbatches(cursor, 0), CPU)
+        yield from ((microbatch.inputs, microbatch.targets) for microbatch in found)
+        cursor = sampler.advance(cursor)
 
 
 def tokenizing(folder: Path, source: Path, repeats: int) -> harness.Row:

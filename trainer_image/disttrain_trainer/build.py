@@ -21,6 +21,7 @@ from disttrain_api.parallelism import DataParallelMode
 from disttrain_trainer.callbacks import Callbacks, build_callbacks
 from disttrain_trainer.checks.model_memory import require_memory_to_build, require_memory_to_train
 from disttrain_trainer.choices import multiple_of_lengths, require_fit
+from disttrain_trainer.data.ahead import ReadAhead, ahead_of
 from disttrain_trainer.data.alike import agree_on_data
 from disttrain_trainer.data.batches import Datasets, load_microbatch
 from disttrain_trainer.data.loading import Loader
@@ -297,11 +298,13 @@ def compiles_whole(config: Config) -> bool:
     return training.compile and config.world_size == 1 and not between
 
 
-def _loader_of(task: RunnableTask, data: Datasets, sampler: Sampler, config: Config, world: World) -> Loader | None:
-    """Return what reads ahead, where the manifest asks for it. Raises InvalidConfiguration."""
+def _loader_of(
+    task: RunnableTask, data: Datasets, sampler: Sampler, config: Config, world: World
+) -> Loader | ReadAhead | None:
+    """Return what reads ahead: processes, where the manifest asks for them. Raises InvalidConfiguration."""
     workers = config.training.data_workers
     if not workers:
-        return None
+        return ahead_of(task, data.training, sampler, world.replica)
     if isinstance(data.training, Stream):
         raise InvalidConfiguration(
             f"`training.dataWorkers`: {data.training.place} returned training samples that are iterated, whose "

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from disttrain_trainer.callbacks import Callbacks
+from disttrain_trainer.data.ahead import ReadAhead
 from disttrain_trainer.data.batches import Datasets
 from disttrain_trainer.data.loading import Loader
 from disttrain_trainer.data.sampler import Cursor, Sampler
@@ -36,7 +37,7 @@ class State:
     """What is trained: batches, their loss and figures."""
     data: Datasets
     sampler: Sampler
-    loader: Loader | None
+    loader: Loader | ReadAhead | None
     """What reads samples ahead, in processes of its own; None where this rank reads them itself."""
     routing: RoutingOfStep
     """What the layers with experts, if there are any, are told of each microbatch."""

@@ -27,8 +27,8 @@ from disttrain_trainer.state import State
 
 
 def load_step(state: State, world: World, cursor: Cursor) -> list[Microbatch]:
-    """Return this rank's microbatches of the global batch at `cursor`, read ahead where the job has processes for that;
-    none where the rank uses none, in the middle of a pipeline."""
+    """Return this rank's microbatches of the global batch at `cursor`, read ahead where the job has processes for that
+    or its steps are small; none where the rank uses none, in the middle of a pipeline."""
     if state.loader is not None and state.takes_samples:
         return state.loader.load(cursor, world.device.torch)
     return read_step(state, world, cursor)

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from disttrain_api.batch import Batch
 from disttrain_api.corpus import CorpusConfig
 from disttrain_api.training import Training
 from disttrain_trainer.data import corpus
-from disttrain_trainer.data.batches import Datasets, read_microbatch, read_microbatches
-from disttrain_trainer.data.sampler import Slots
+from disttrain_trainer.data.ahead import ReadAhead, ahead_of
+from disttrain_trainer.data.batches import Datasets, Microbatch, read_microbatch, read_microbatches
+from disttrain_trainer.data.sampler import Cursor, Sampler, Slots
 from disttrain_trainer.losses import weight_of
 from disttrain_trainer.runtime.errors import InvalidConfiguration
 from disttrain_trainer.tasks.supervised import Supervised
@@ -164,6 +166,83 @@ class Wrapped:
 
     def __getitem__(self, index):
         return 2 * self.inner[index]
+
+
+CPU = torch.device("cpu")
+
+
+def a_sampler(size: int = 50, micro: int = 2, passes: int = 3, draws: bool = False) -> Sampler:
+    """That of two replicas, whose epochs end amid a step."""
+    batch = Batch(micro=micro, accumulation=passes, world=2 * micro * passes)
+    return Sampler(size=size, seed=3, batch=batch, replicas=2, draws=draws)
+
+
+def the_numbers(microbatches: list[Microbatch]) -> list[list[float]]:
+    return [[*one.batch.tolist(), *one.weights.tolist()] for one in microbatches]
+
+
+def test_steps_that_are_read_ahead_are_what_each_is_by_itself():
+    """Also where an epoch ends among them, and where a checkpoint goes on elsewhere."""
+    sampler, batching, data = a_sampler(), stacking(), Numbers()
+    ahead = ahead_of(batching, data, sampler, 1)
+    cursors = [Cursor()]
+    while len(cursors) < 30:
+        cursors.append(sampler.advance(cursors[-1]))
+    assert cursors[-1].epoch > 1
+    for cursor in (*cursors, *cursors[4:9], *cursors[12:29:3]):
+        expected = list(read_microbatches(batching, data, sampler.microbatches(cursor, 1)))
+        assert the_numbers(ahead.load(cursor, CPU)) == the_numbers(expected)
+
+
+def test_many_small_steps_are_one_reading():
+    reads: list[int] = []
+
+    class Counted(Numbers):
+        def __getitems__(self, indices):
+            reads.append(len(indices))
+            return super().__getitems__(indices)
+
+    sampler = a_sampler(size=200, micro=1, passes=2)
+    ahead, cursor = ahead_of(stacking(), Counted(), sampler, 0), Cursor()
+    for _ in range(40):
+        ahead.load(cursor, CPU)
+        cursor = sampler.advance(cursor)
+    assert reads == [64, 64]
+
+
+def test_a_step_that_cannot_be_read_ends_no_step_before_it():
+    sampler = a_sampler(size=200, micro=1, passes=2)
+    cursors = [Cursor(0, position) for position in range(0, 80, 4)]
+    broken = int(sampler.microbatches(cursors[5], 0)[1].indices[0])
+
+    class Broken(Numbers):
+        def __getitems__(self, indices):
+            if broken in indices:
+                raise OSError("a damaged sector")
+            return super().__getitems__(indices)
+
+    ahead = ahead_of(stacking(), Broken(), sampler, 0)
+    for cursor in cursors[:5]:
+        assert len(ahead.load(cursor, CPU)) == 2
+    with pytest.raises(OSError, match="a damaged sector"):
+        ahead.load(cursors[5], CPU)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pads", "data", "ahead"),
+    [
+        ({}, True, Numbers, True),
+        ({"micro": 16, "passes": 2}, True, Numbers, True),
+        ({"micro": 16, "passes": 3}, True, Numbers, False),
+        ({"draws": True}, True, Numbers, False),
+        ({}, False, Numbers, False),
+        ({}, True, Doubled, False),
+    ],
+    ids=["small", "two steps at once", "large", "draws", "is cut", "sample by sample"],
+)
+def test_what_is_read_ahead(sampler, pads, data, ahead):
+    found = ahead_of(stacking(pads=pads), data(), a_sampler(**sampler), 0)
+    assert isinstance(found, ReadAhead) is ahead
 
 
 @pytest.mark.parametrize("kind", [Doubled, Wrapped])

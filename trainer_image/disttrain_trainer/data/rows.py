@@ -29,6 +29,10 @@ class Rows(Sequence[Sample]):
         # Not len(), which torch answers in Python.
         return self.batch[0].shape[0]
 
+    def cut(self, sizes: list[int]) -> list["Rows"]:
+        """Return the samples in parts of so many, which share their memory."""
+        return list(map(Rows, self.batch.inputs.split(sizes), self.batch.targets.split(sizes)))
+
     @overload
     def __getitem__(self, index: int) -> Sample: ...
 

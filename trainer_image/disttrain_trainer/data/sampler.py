@@ -56,13 +56,17 @@ class Sampler:
 
         The global batch is cut into slots of the micro batch size; slot m x replicas + r is microbatch m of replica r.
         """
-        micro = self.batch.micro
-        starts = cursor.position + self._slots(replica)
-        weights = (starts[:, None] + np.arange(micro) < self.size).astype(np.float32)
+        micro, passes = self.batch.micro, self.batch.passes
+        weights = np.ones((passes, micro), np.float32)
+        if cursor.position + self.batch.world > self.size:
+            starts = cursor.position + self._slots(replica)
+            weights[starts[:, None] + np.arange(micro) >= self.size] = 0
         step, first = divmod(cursor.position, self.batch.world)
         steps = max(1, _DRAWN_AT_ONCE // weights.size)
         indices = _drawn(self, cursor.epoch, replica, first, step // steps, steps)[step % steps].copy()
-        seeds = [(self.seed, cursor.epoch, int(start)) if self.draws else () for start in starts]
+        if not self.draws:
+            return list(map(Slots, indices, weights))
+        seeds = [(self.seed, cursor.epoch, cursor.position + int(slot)) for slot in self._slots(replica)]
         return list(map(Slots, indices, weights, seeds))
 
     def drawn(self, epoch: int, replica: int, begins: NDArray[np.int64]) -> NDArray[np.int64]:
