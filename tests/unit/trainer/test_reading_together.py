@@ -13,7 +13,7 @@ from disttrain_api.batch import Batch
 from disttrain_api.corpus import CorpusConfig
 from disttrain_api.training import Training
 from disttrain_trainer.data import corpus
-from disttrain_trainer.data.ahead import ReadAhead, ahead_of
+from disttrain_trainer.data.ahead import MOST_BYTES, ReadAhead, ahead_of
 from disttrain_trainer.data.batches import Datasets, Microbatch, read_microbatch, read_microbatches
 from disttrain_trainer.data.sampler import Cursor, Sampler, Slots
 from disttrain_trainer.losses import weight_of
@@ -101,8 +101,8 @@ def test_microbatches_of_a_step_are_what_each_is_by_itself(folder, fields, micro
     ("microbatches", "micro", "seeds", "pads", "reads"),
     [
         (5, 3, (), True, [15]),
-        (70, 1, (), True, [64, 6]),
-        (3, 40, (), True, [40, 40, 40]),
+        (150, 1, (), True, [128, 22]),
+        (3, 65, (), True, [65, 65, 65]),
         (0, 1, (), True, []),
         (3, 1, (7,), True, [1, 1, 1]),
         (2, 2, (), False, [2, 1]),
@@ -207,7 +207,26 @@ def test_many_small_steps_are_one_reading():
     for _ in range(40):
         ahead.load(cursor, CPU)
         cursor = sampler.advance(cursor)
-    assert reads == [64, 64]
+    # The first step tells how large one is.
+    assert reads == [2, 128]
+
+
+def test_large_samples_are_read_step_by_step():
+    """Memory is bounded, however long a sequence is."""
+    reads: list[int] = []
+
+    class Large(Numbers):
+        def __getitems__(self, indices):
+            reads.append(len(indices))
+            return [torch.zeros(MOST_BYTES // 24)] * len(indices)
+
+    sampler = a_sampler(size=200, micro=1, passes=2)
+    ahead, cursor = ahead_of(stacking(), Large(), sampler, 0), Cursor()
+    for _ in range(6):
+        ahead.load(cursor, CPU)
+        cursor = sampler.advance(cursor)
+    # A step is a third of that.
+    assert reads == [2, 6, 6]
 
 
 def test_a_step_that_cannot_be_read_ends_no_step_before_it():
@@ -232,8 +251,8 @@ def test_a_step_that_cannot_be_read_ends_no_step_before_it():
     ("sampler", "pads", "data", "ahead"),
     [
         ({}, True, Numbers, True),
-        ({"micro": 16, "passes": 2}, True, Numbers, True),
-        ({"micro": 16, "passes": 3}, True, Numbers, False),
+        ({"micro": 16, "passes": 4}, True, Numbers, True),
+        ({"micro": 16, "passes": 5}, True, Numbers, False),
         ({"draws": True}, True, Numbers, False),
         ({}, False, Numbers, False),
         ({}, True, Doubled, False),

@@ -28,7 +28,7 @@ from disttrain_trainer.runtime.randomness import drawing_from
 
 MAX_DEPTH = 16
 """Containers inside each other in a batch."""
-SAMPLES_AT_ONCE = 64
+SAMPLES_AT_ONCE = 128
 """To read more together saves no more time, and their memory would be kept until the last microbatch has its part."""
 
 
