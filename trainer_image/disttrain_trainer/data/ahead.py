@@ -19,7 +19,7 @@ from disttrain_trainer.data.stream import Stream
 from disttrain_trainer.protocols import MapDataset
 
 MOST_BYTES = 4 * 2**20
-"""Of batches that are read at once."""
+"""Batches that are read at once have so many at most."""
 
 
 class ReadAhead:
