@@ -28,7 +28,7 @@ from disttrain_operator.decide.policies.restart_policy import restart_policy
 from disttrain_operator.decide.policies.startup import begin, running, starting_deadline, startup
 from disttrain_operator.decide.policies.success_policy import success_policy
 from disttrain_operator.decide.policies.suspend import suspend
-from disttrain_operator.decide.progress import learn, report_of_job, roll_back_event
+from disttrain_operator.decide.progress import learn, report_of_rank_0, roll_back_event
 from disttrain_operator.decide.restarts_in_place import failed_at, learn_restarts, paused_until, restarts_event
 from disttrain_operator.decide.situation import Situation
 from disttrain_operator.decide.stragglers import straggler_event, straggler_of, with_slow_node
@@ -97,7 +97,7 @@ def decide(job: Job, observed: Observed, now: datetime) -> Decision:
             now,
             failed_at(read.status, job.status, observed),
             paused_until(job.status, observed),
-            report_of_job(job.status, observed),
+            report_of_rank_0(job.status, observed),
         ),
         actions=transition.actions,
         events=(

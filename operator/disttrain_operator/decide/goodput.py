@@ -42,8 +42,7 @@ def account(
 
     job: as it was read, before anything was learned. Where nothing else has changed, its count stays as it is.
     failed_at: when ranks failed that have started again in their pods since then; None: none have. paused_until: when
-    the pause was over before ranks last did; None: they never did, or without one. report: of the rank that speaks for
-    the job.
+    the pause was over before ranks last did; None: they never did, or without one. report: rank 0's.
     """
     former = job.status.goodput
     if former is not None and status == job.status:

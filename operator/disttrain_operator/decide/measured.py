@@ -1,4 +1,4 @@
-"""Phases as ranks have measured them, in the job's goodput: who asks now and then misses short ones."""
+"""Phases as rank 0 has measured them, in the job's goodput: who asks now and then misses short ones."""
 
 from disttrain_api.goodput import by_state, with_seconds
 from disttrain_api.report import PhaseSeconds, RankPhase, RankReport
@@ -17,8 +17,8 @@ _BEGINS, _STEPS = (GoodputState.STARTING, GoodputState.RESTARTING), (GoodputStat
 def corrected(goodput: Goodput, report: RankReport | None, former_state: str | None, *, heard: bool) -> Goodput:
     """Return the count with the phases that are over as the rank has measured them; its sum stays as it is.
 
-    report: the newest of the rank that speaks for the job. former_state: that of the job before. heard: whether ranks
-    of the job had reported before.
+    report: rank 0's newest; another rank's life would be another one. former_state: that of the job before. heard:
+    whether ranks of the job had reported before.
     """
     measured = None if report is None else report.phase_seconds
     life = None if measured is None else _life_of(goodput, measured, heard=heard)

@@ -34,10 +34,10 @@ def learn(status: JobStatus, observed: Observed, now: datetime) -> JobStatus:
     return renew_budget(status)
 
 
-def report_of_job(status: JobStatus, observed: Observed) -> RankReport | None:
-    """Return the newest report of the lowest rank that has reported in the newest attempt."""
-    reports = _reports(status, observed, late=False)
-    return reports[-1][1] if reports else None
+def report_of_rank_0(status: JobStatus, observed: Observed) -> RankReport | None:
+    """Return the newest report of rank 0 in the newest attempt in which it has reported; None: there is none now."""
+    reports = [report for _, report, _ in _reports(status, observed, late=False) if report.rank == 0]
+    return reports[-1] if reports else None
 
 
 def roll_back_event(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:

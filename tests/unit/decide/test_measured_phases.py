@@ -83,6 +83,15 @@ def test_each_life_of_the_ranks_is_counted_and_the_word_of_a_former_one_is_not()
     assert spent(world) == {"Starting": 20, "Training": 157, "Evaluating": 13}
 
 
+def test_the_last_word_of_another_rank_is_no_life_of_its_own() -> None:
+    """Its pod may end before that of rank 0, whose agent is not heard at that moment."""
+    world = asked(a_training_world(), 100, "Training", 60, evaluating=30)
+    later = PhaseSeconds(began=SECOND, evaluating=30)
+    last = RankReport(rank=1, step=60, total_steps=100, phase="Training", phase_seconds=later, done=True)
+    world.pass_time(10).end(1, 0, report=a_report(60).model_copy(update={"progress": last})).settle()
+    assert spent(world)["Evaluating"] == 30
+
+
 def test_what_an_older_operator_has_counted_is_not_counted_again() -> None:
     world = asked(asked(a_training_world(), 30, "Evaluating", 50), 10, "Training", 51, evaluating=10)
     del world.raw_job["status"]["goodput"]["life"]

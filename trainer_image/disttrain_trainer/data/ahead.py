@@ -1,5 +1,6 @@
 """Microbatches of several steps that are read together, where those of one step are too few for that to pay."""
 
+from contextlib import suppress
 from itertools import islice
 
 import torch
@@ -50,11 +51,10 @@ class ReadAhead:
         cursors = [cursor]
         while len(cursors) < self._steps:
             cursors.append(self._sampler.advance(cursors[-1]))
-        try:
+        # The step whose samples cannot be read says so itself: those before it can be done.
+        with suppress(Exception):
             return self._of(cursors)
-        except Exception:
-            # The step whose samples cannot be read says so itself: those before it can be done.
-            return self._of([cursor])
+        return self._of([cursor])
 
     def _of(self, cursors: list[Cursor]) -> dict[Cursor, list[Microbatch]]:
         slots = [self._sampler.microbatches(one, self._replica) for one in cursors]
