@@ -40,7 +40,7 @@ def test_a_format_sets_autocast_and_how_products_are_rounded(torchs_own, precisi
     torch.set_float32_matmul_precision("medium")
     assert built(precision).format is number_format
     assert torch.get_float32_matmul_precision() == products
-    assert built(precision).scales is (precision == "FP16")
+    assert built(precision).may_overflow is (precision == "FP16")
 
 
 def test_fp32_is_torchs_default(torchs_own):
