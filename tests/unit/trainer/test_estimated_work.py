@@ -194,12 +194,10 @@ def test_ranks_that_are_one_worker_hold_what_was_estimated(tmp_path: Path, layou
     for rank in range(2):
         real = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         found = estimated(training, 2, parallelism, rank, ranks_per_pod=2, servers=1)
-        # When gloo lets go of what the ranks were given is not known, which is much beside few activations: 5.5 % of
-        # the peak, in half of the runs.
-        few = FEW.items() <= changes.items()
-        if not few and changes.get("data") is None:
+        # When gloo lets go of what the ranks were given is not known, which is much beside few activations.
+        if not FEW.items() <= changes.items() and changes.get("data") is None:
             assert found.activations == pytest.approx(real["activations"], rel=0.05)
-        assert found.peak == pytest.approx(real["peak"], rel=0.08 if few else 0.05)
+        assert found.peak == pytest.approx(real["peak"], rel=0.05)
         assert found.unknown is None
         assert found.work is not None
         traffic = found.work.servers

@@ -1,5 +1,7 @@
-"""How long this rank is in each phase besides training, for the goodput of its job: whoever asks now and then sees none
-that is short."""
+"""Counts the seconds that this rank spends restoring, evaluating and saving, for the goodput of its job.
+
+The operator asks every ten seconds, and would miss a phase that is shorter.
+"""
 
 import time
 from collections.abc import Callable
