@@ -1,6 +1,5 @@
 """What goes with steps that are skipped: all ranks judge one step before any of them makes an update of it."""
 
-from disttrain_api.parallelism import DataParallelMode
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.flushless import FLUSHLESS
 from disttrain_api.rules.rule import Rule, Values, given, when
@@ -12,10 +11,7 @@ from disttrain_api.training import OnMostInRow
 def _skipped_with_another(spec: JobSpec) -> Values | None:
     if spec.training is None or spec.training.skip_steps is None:
         return None
-    return when(
-        spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
-        or schedule_of(spec.parallelism) in FLUSHLESS_SCHEDULES
-    )
+    return when(schedule_of(spec.parallelism) in FLUSHLESS_SCHEDULES)
 
 
 def _nowhere_to_roll_back(spec: JobSpec) -> Values | None:
@@ -32,14 +28,11 @@ SKIPPED_STEP_RULES = (
     Rule(
         id="SkipStepsJudgesStepsOfAll",
         path="spec.training.skipSteps",
-        sentence="`skipSteps` conflicts with `dataParallel.mode` ParameterServer, PipeDream and PipeDream2BW, whose"
-        " ranks take steps at different times",
+        sentence="`skipSteps` conflicts with PipeDream and PipeDream2BW, whose stages take steps at different times",
         check=_skipped_with_another,
-        cel="!self.?training.?skipSteps.hasValue() || (self.parallelism.dataParallel.mode != 'ParameterServer'"
-        f" && !({FLUSHLESS}))",
+        cel=f"!self.?training.?skipSteps.hasValue() || !({FLUSHLESS})",
         reads=(
             "spec.training.skipSteps",
-            "spec.parallelism.dataParallel",
             "spec.parallelism.pipeline",
             "spec.parallelism.pipelineParallelDegree",
         ),

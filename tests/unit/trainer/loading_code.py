@@ -110,6 +110,23 @@ def spoilt_apart(steps: list[int]) -> tuple[Dataset, Dataset]:
     return _placed(ordered)
 
 
+def spoilt_half(step: int, *, copied: bool = False) -> tuple[Dataset, Dataset]:
+    """As `spoilt_apart`, the first half of one step; `copied`: it is the second half once more."""
+    inputs, targets = _by_step(1, 0, None)
+    begin = (step - 1) * PER_STEP
+    middle, end = begin + PER_STEP // 2, begin + PER_STEP
+    if copied:
+        inputs[begin:middle], targets[begin:middle] = inputs[middle:end], targets[middle:end]
+    else:
+        inputs[begin:middle] = torch.nan
+    return _placed((inputs, targets))
+
+
+def spoilt_on(rank: int) -> tuple[Dataset, Dataset]:
+    """`double_samples`, of which one rank of the job finds none that is a number."""
+    return spoilt_samples("nan" if int(os.environ["RANK"]) == rank else 1.0, of_all=True)
+
+
 def spoilt_steps(
     first: int, last: int, passed_over: tuple[int, int] | None = None, factor: float | str = "nan"
 ) -> tuple[Dataset, Dataset]:

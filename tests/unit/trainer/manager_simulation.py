@@ -13,7 +13,7 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
-from disttrain_trainer.parameter_server.protocol.tasks import Task
+from disttrain_trainer.parameter_server.protocol.tasks import CompleteStep, Result, Task
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message
 from disttrain_trainer.parameter_server.server.aggregation import Aggregator, Push
 from disttrain_trainer.parameter_server.server.config import ServerConfig
@@ -26,6 +26,12 @@ HEARTBEAT_TIMEOUT = 5.0
 SAMPLES = 50
 INTERVAL = 4
 SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
+
+
+def result_of(task, worker=0):
+    """What comes of a task, whoever does it: of some no update is made."""
+    in_row = 2 * ((task.step + task.part) % 3 == 0)
+    return Result(*((0.0, 0.0) if in_row else (1.0, 2.0)), 3.0, worker, in_row)
 
 
 class Holder:
@@ -85,7 +91,7 @@ class Worker:
         sender = (f"{self.rank}-{self.life}".encode(), b"%d" % self.number)
         self.asked = (
             sender,
-            Message(kind, {"worker": self.rank, "instance": self.progress._fields["instance"], **fields}),
+            Message(kind, {**fields, "worker": self.rank, "instance": self.progress._fields["instance"]}),
         )
         self.asked_of = None
 
@@ -115,6 +121,10 @@ class Simulation:
         self.lost = 0
         self.deaths = 0
         self.reported = {}
+        self.skipped = list(accumulate(
+            (sum(result_of(Task(step, part)).in_row > 0 for part in range(workers)) for step in range(steps)), initial=0
+        ))  # fmt: skip
+        """Tasks before each step of which no update is made."""
         self.counted = 0
         self.most_deaths = 0 if synchronization is Synchronization.SYNC else self.chance.choice([0, 12])
         """Deaths of servers. Each makes workers ask once more, and so hides questions that were forgotten."""
@@ -258,9 +268,10 @@ class Simulation:
             member.lease = None
             for holder in self.holders:
                 holder.take(task, floor)
-            clock = member.progress.completed(task, (1.0, 2.0, 3.0))
+            result = result_of(task, member.rank)
+            clock = member.progress.completed(task, result)
             member.completed = (member.completed or 0) + 1
-            self.ask(member, done=list(task), clock=clock, loss=1.0, weight=2.0, samples=3.0)
+            self.ask(member, done=list(task), clock=clock, **result._asdict())
 
     def ask(self, member, **fields):
         if member.rank == 0:
@@ -270,8 +281,9 @@ class Simulation:
     def answered(self, member, answer):
         if answer.kind == "welcome":
             member.progress.samples = SAMPLES
+            assert answer.fields["skipped"] == self.skipped[answer.fields["step"]]
             if member.rank == 0 and not answer.fields["started"]:
-                member.question("start", step=0, epoch=0, position=0, hold_at=self.hold_at)
+                member.question("start", step=0, epoch=0, position=0, hold_at=self.hold_at, skipped=0)
             else:
                 self.ask(member)
             return
@@ -280,11 +292,17 @@ class Simulation:
             self.ask(member)
             return
         member.progress.answered(answer)
-        for step, loss, weight, _ in answer.fields["results"]:
+        known = progress_of(answer.fields["known"])
+        assert known.skipped == self.skipped[known.floor]
+        for complete in (CompleteStep(*fields) for fields in answer.fields["results"]):
+            step, skipped = complete.step, self.skipped[complete.step + 1] - self.skipped[complete.step]
             assert step not in self.reported or member.life > 1, "reported twice"
-            assert 0 < loss <= self.workers
-            assert weight == 2 * loss
-            self.reported[int(step)] = loss
+            assert complete.weight == 2 * complete.loss
+            assert complete.loss + complete.skipped == complete.samples / 3 <= self.workers
+            # Parts whose results were lost with a manager are not there.
+            assert complete.skipped <= skipped
+            assert complete.in_row == 2 * (complete.skipped > 0)
+            self.reported[step] = complete.loss
         if answer.kind == "task":
             task = Task(*answer.numbers("task"))
             assert Cursor(answer.number("epoch"), answer.number("position")) == self.cursors[task.step]

@@ -1,12 +1,10 @@
 """The manager dies and comes back, hangs, is replaced and wakes up, between any two messages: what must hold."""
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 
-import pytest
 import torch
 import zmq
 from hypothesis import example, given, settings
@@ -17,10 +15,9 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Training
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
-from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.sockets import connect
-from disttrain_trainer.parameter_server.protocol.tasks import Task, Verdict
-from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_of, key_with
+from disttrain_trainer.parameter_server.protocol.tasks import Result, Task, Verdict
+from disttrain_trainer.parameter_server.protocol.wire import Message, decode, encode, key_of, key_with
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.manager import Manager
 from disttrain_trainer.parameter_server.server.serve import Loop
@@ -71,60 +68,6 @@ class TestTheManagerDies:
         assert missing <= simulation.lost <= simulation.deaths * INTERVAL
         if simulation.members[0].life == 1:
             assert list(simulation.reported) == list(range(steps))
-
-
-def result(worker):
-    return (float(worker), 1.0, 1.0)
-
-
-knowledge = st.builds(
-    lambda floor, hold_at, announced, done, clocks: TaskProgress(
-        0,
-        floor,
-        Cursor(floor, 0),
-        hold_at,
-        announced,
-        {Task(*one): result(one[1]) for one in done if one[0] >= announced},
-        clocks,
-    ),
-    st.integers(0, 5),
-    st.integers(0, 9),
-    st.integers(0, 5),
-    st.sets(st.tuples(st.integers(0, 7), st.integers(0, 2))),
-    st.dictionaries(st.integers(0, 2), st.integers(0, 9)),
-)
-
-
-class TestWhatIsKnown:
-    @settings(deadline=None)
-    @given(knowledge, knowledge, knowledge)
-    def test_the_order_of_reports_does_not_count_nor_that_one_comes_twice(self, one, two, three):
-        assert one.join(two) == two.join(one)
-        assert one.join(two).join(three) == one.join(two.join(three))
-        assert one.join(two).join(two) == one.join(two)
-
-    @settings(deadline=None)
-    @given(knowledge)
-    def test_what_is_sent_arrives(self, known):
-        assert progress_of(json.loads(json.dumps(known.fields()))) == known
-
-    @pytest.mark.parametrize(
-        ("wrong", "why"),
-        [
-            ({"floor": -1}, "`floor` of report is -1"),
-            ({"done": None}, "lacks its lists"),
-            ({"done": [[1]]}, "1 numbers, expected a step and a part"),
-            ({"done": [[1, 2, "x", 0, 0]]}, "`loss` of report is 'x'"),
-            ({"done": [7]}, "a task of a report is 7"),
-            ({"clocks": {}}, "lacks its lists"),
-            (None, "expected an object"),
-        ],
-    )
-    def test_nonsense_is_malformed(self, wrong, why):
-        """Red without the guard that each reason belongs to."""
-        fields = TaskProgress(0, 1, Cursor(0, 2), 3, 1).fields()
-        with pytest.raises(Malformed, match=why):
-            progress_of(wrong and fields | wrong)
 
 
 class TestLives:
@@ -198,7 +141,7 @@ class Asked:
         self.manager = Manager(configured(0), self.sentences.append)
         for worker in (0, 1):
             self.say(worker, "hello", samples=50)
-        self.say(0, "start", step=0, epoch=0, position=0, hold_at=1)
+        self.say(0, "start", step=0, epoch=0, position=0, hold_at=1, skipped=0)
         for worker in (0, 1):
             self.say(worker, "next")
         self.manager.answers(0.0)
@@ -296,7 +239,7 @@ class TestFencing:
             former.thread.join(GENEROUS)
             assert "a newer incarnation" in str(former.error)
             successor = Serving(configured(0, incarnation=2), addresses[0], snapshot)
-            answer = client.next((answer.task, 1.0, 2.0, 3.0))
+            answer = client.next((answer.task, Result(1.0, 2.0, 3.0)))
             assert (answer.task, answer.complete, client._heartbeat.incarnations) == (Task(0, 1), 1, [2, 1])
             client.pull(answer.complete)
             assert client.lost == [1, 0]
@@ -328,12 +271,12 @@ class TestFencing:
                 leader.start(0, Cursor(), 1)
                 answers = [servers.next() for servers in (leader, other)]
                 push(other, answers[1])
-                waits = background.submit(other.next, (answers[1].task, 1.0, 1.0, 1.0))
+                waits = background.submit(other.next, (answers[1].task, Result(1.0, 1.0, 1.0)))
                 until(lambda: serving.server._manager._waiting)
                 # Both connections: that of the questions, and that of the heartbeat.
                 proxy.reset()
                 push(leader, answers[0])
-                assert leader.next((answers[0].task, 1.0, 1.0, 1.0)).verdict is Verdict.HOLD
+                assert leader.next((answers[0].task, Result(1.0, 1.0, 1.0))).verdict is Verdict.HOLD
                 leader.next(hold_at=5)
                 assert waits.result(120).task.step == 1
                 figures = leader.figures()[0].fields
@@ -390,10 +333,10 @@ class TestFencing:
         manager = Manager(configured(0))
         asker = (b"worker", b"1")
         manager.handlers["hello"](asker, Message("hello", {"worker": 0, "instance": "a", "samples": 50}), 0.0)
-        begin = Message("start", {"worker": 0, "step": 0, "epoch": 0, "position": 0, "hold_at": 5})
+        begin = Message("start", {"worker": 0, "step": 0, "epoch": 0, "position": 0, "hold_at": 5, "skipped": 0})
         for _ in range(2):
             [(_, answer)] = manager.handlers["start"](asker, begin, 0.0)
             assert answer.kind == "started"
             fields = {"worker": 0, "done": [0, 0], "clock": 1, "loss": 1.0, "weight": 1.0, "samples": 1.0}
             manager.handlers["next"](asker, Message("next", fields), 0.0)
-        assert manager.table()["done"] == [[0, 0, 1.0, 1.0, 1.0]]
+        assert manager.table()["done"] == [[0, 0, 1.0, 1.0, 1.0, 0, 0]]

@@ -19,7 +19,7 @@ from torch import nn
 
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
-from disttrain_trainer.parameter_server.protocol.tasks import Task
+from disttrain_trainer.parameter_server.protocol.tasks import Result, Task
 from disttrain_trainer.parameter_server.worker.client import Servers
 from disttrain_trainer.parameter_server.worker.payload import GradientPayload
 from tests import hostile_peer
@@ -80,7 +80,7 @@ class Worker:
         pulled = self.servers.pull(answer.complete)
         self.parameters["w"].grad = torch.ones(NUMBERS)
         self.servers.push(answer.task, 1.0, pulled, answer.floor, self.payload)
-        self.servers.next((answer.task, 0.0, 1.0, 1.0))
+        self.servers.next((answer.task, Result(0.0, 1.0, 1.0)))
         self.servers.pull(answer.complete + 1)
         values = self.parameters["w"].detach()
         assert bool((values == values[0]).all()), "numbers that nobody has pushed"

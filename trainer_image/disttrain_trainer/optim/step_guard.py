@@ -26,7 +26,8 @@ class StepGuard:
         self._settings = settings
         self.skipped = 0
         """Steps that were skipped, those of earlier attempts and those that were rolled back included."""
-        self._in_row = 0
+        self.in_row = 0
+        """Steps in a row that were skipped, up to the one that was judged last."""
         self._losses: deque[float] = deque(maxlen=settings.window)
         self._norms: deque[float] = deque(maxlen=settings.window)
 
@@ -36,32 +37,40 @@ class StepGuard:
         loss: the mean over all ranks. norm: 2-norm of the whole gradient, before clipping. Raises NonFiniteLoss where
         too many in a row are skipped.
         """
+        reason = self.judge(loss, norm)
+        if reason is not None:
+            self.skipped += 1
+            rows = f"{self.in_row} steps in a row have a gradient that is not used, the last of them step {step}"
+            first = f"the gradient of step {step} is not used"
+            self.require_few(self.in_row, step, f"{rows if self.in_row > 1 else first}, whose {reason}")
+        return reason
+
+    def judge(self, loss: float, norm: float) -> str | None:
+        """Return in words why a gradient is not to be used, and learn from one that is; None then. Counts none."""
         reason = self._reason_in_norm(norm) or self._reason_in_loss(loss)
         if reason is None:
-            self._in_row = 0
+            self.in_row = 0
             self._losses.append(loss)
             self._norms.append(norm)
-            return None
-        self.skipped += 1
-        self._in_row += 1
-        if self._in_row > self._settings.most_in_row:
-            advice = (
-                "lower `training.optimizer.learningRate`, look at the data of these steps, or raise "
-                "`training.skipSteps.mostInRow`"
-            )
-            if self._settings.on_most_in_row is OnMostInRow.ROLL_BACK:
-                advice = (
-                    "the next attempt passes over the samples up to this step, and should it fail, too, another one "
-                    f"begins with an earlier checkpoint; if all do, {advice}"
-                )
-            rows = f"{self._in_row} steps in a row have a gradient that is not used, the last of them step {step}"
-            first = f"the gradient of step {step} is not used"
-            raise NonFiniteLoss(
-                f"{rows if self._in_row > 1 else first}, whose {reason}; {advice}",
-                step=step,
-                repeats=self._settings.on_most_in_row is OnMostInRow.FAIL,
-            )
+        else:
+            self.in_row += 1
         return reason
+
+    def require_few(self, in_row: int, step: int, what: str) -> None:
+        """Raise NonFiniteLoss where so many skips in a row, up to this step, are too many. what: says which."""
+        if in_row <= self._settings.most_in_row:
+            return
+        advice = (
+            "lower `training.optimizer.learningRate`, look at the data of these steps, or raise "
+            "`training.skipSteps.mostInRow`"
+        )
+        if self._settings.on_most_in_row is OnMostInRow.ROLL_BACK:
+            advice = (
+                "the next attempt passes over the samples up to this step, and should it fail, too, another one "
+                f"begins with an earlier checkpoint; if all do, {advice}"
+            )
+        repeats = self._settings.on_most_in_row is OnMostInRow.FAIL
+        raise NonFiniteLoss(f"{what}; {advice}", step=step, repeats=repeats)
 
     @property
     def norms(self) -> int:
@@ -102,13 +111,13 @@ class StepGuard:
 
     def state_dict(self) -> dict[str, str]:
         """Return one text, which a checkpoint holds as it is."""
-        counts = {"skipped": self.skipped, "in_row": self._in_row}
+        counts = {"skipped": self.skipped, "in_row": self.in_row}
         return {"state": json.dumps({**counts, "losses": list(self._losses), "norms": list(self._norms)})}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         """Take over what `state_dict` returned. Raises TypeError, ValueError or KeyError where it is something else."""
         found = json.loads(state["state"])
-        self.skipped, self._in_row = int(found["skipped"]), int(found["in_row"])
+        self.skipped, self.in_row = int(found["skipped"]), int(found["in_row"])
         # Checkpoints of a former version have no losses.
         losses, norms = found.get("losses", ()), found["norms"]
         self._losses, self._norms = (deque(map(float, kept), maxlen=self._settings.window) for kept in (losses, norms))

@@ -18,6 +18,7 @@ from disttrain_api.training import Checkpoint
 from disttrain_trainer.checkpoint.storage import newest_seen
 from disttrain_trainer.checkpoint.weights import load_weights
 from disttrain_trainer.checks.cut_errors import explaining_cuts
+from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.metrics.profiling import profiling
 from disttrain_trainer.metrics.report import Reporter
 from disttrain_trainer.metrics.results import StepResult, SumOverRanks
@@ -73,14 +74,16 @@ class Leader(SumOverRanks):
         self._around, self._worker, self._state = around, worker, around.state
         self._at_work, self._held = welcome.started, False
         if welcome.started:
-            self._state.step, self._state.cursor = welcome.step, welcome.cursor
+            self._stand_at(welcome.step, welcome.cursor, welcome.skipped)
 
     def start(self, hold_at: int) -> None:
         """Send the parameters to the servers and begin the work, unless it has begun. hold_at: the step before which no
         task is assigned."""
         if not self._at_work:
             self._worker.servers.load(gather_states(self._state))
-            self._worker.servers.start(self._state.step, self._state.cursor, hold_at)
+            guard = self._state.guard
+            skipped = 0 if guard is None else guard.skipped
+            self._worker.servers.start(self._state.step, self._state.cursor, hold_at, skipped)
             self._at_work = True
 
     def run(self, until: int) -> Iterator[StepResult]:
@@ -104,14 +107,18 @@ class Leader(SumOverRanks):
     def _result(self, complete: CompleteStep, pulled: Pulled) -> StepResult:
         worker, state = self._worker, self._state
         if complete.step >= state.step:
+            self._count_skipped(complete)
             state.step = complete.step + 1
             state.cursor = state.sampler.advance(state.cursor)
+        # Without a part that is used there is no loss.
+        unused = math.nan if complete.skipped else 0.0
+        loss = complete.loss / complete.weight if complete.weight else unused
         sent, worker.sent_bytes = worker.sent_bytes, 0
         norm = self._norm(complete.step, pulled)
         return StepResult(
             step=complete.step + 1,
             # Summed over the worker's ranks.
-            loss=torch.tensor(complete.loss / (complete.weight or 1.0), dtype=torch.float64) * worker.world.first,
+            loss=torch.tensor(loss if worker.world.first else 0.0, dtype=torch.float64),
             weight=complete.weight,
             own_weight=complete.weight,
             gradient_norm=GradientNorm(norm),
@@ -119,7 +126,20 @@ class Leader(SumOverRanks):
             rate=learning_rate(self._around.config.training, complete.step),
             loading_seconds=worker.loading_seconds,
             gradient_bytes=sent,
+            skipped=complete.skipped > 0 and not complete.weight,
+            skipped_steps=None if state.guard is None else state.guard.skipped,
         )
+
+    def _count_skipped(self, complete: CompleteStep) -> None:
+        """Raise NonFiniteLoss where a worker has skipped too many parts in a row."""
+        guard, step = self._state.guard, complete.step + 1
+        if guard is None or not complete.skipped:
+            return
+        guard.skipped += complete.skipped
+        worker = f"worker {complete.worker}, whose log says why"
+        rows = f"{complete.in_row} parts in a row have a gradient that is not used, the last of them one of step {step}"
+        first = f"the gradient of a part of step {step} is not used"
+        guard.require_few(complete.in_row, step, f"{rows if complete.in_row > 1 else first}: those of {worker}")
 
     def _norm(self, step: int, pulled: Pulled) -> torch.Tensor:
         if not self._worker.computes_norm and step in pulled.squares:
@@ -129,7 +149,13 @@ class Leader(SumOverRanks):
     def _catch_up(self, answer: Answer) -> None:
         """Stand where the job stands; results of steps may have been lost with a manager."""
         if answer.floor > self._state.step:
-            self._state.step, self._state.cursor = answer.floor, answer.floor_cursor
+            self._stand_at(answer.floor, answer.floor_cursor, answer.skipped)
+
+    def _stand_at(self, step: int, cursor: Cursor, skipped: int) -> None:
+        state = self._state
+        state.step, state.cursor = step, cursor
+        if state.guard is not None:
+            state.guard.skipped = skipped
 
 
 def follow(config: Config, world: World, reporter: Reporter, stop: StopRequest) -> State:

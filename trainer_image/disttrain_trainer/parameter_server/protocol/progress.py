@@ -33,10 +33,12 @@ class TaskProgress:
     """Complete tasks of steps from `acknowledged` on."""
     clocks: Mapping[int, int] = field(default_factory=dict)
     """Tasks that a worker has completed."""
+    skipped: int = 0
+    """Tasks of the job below `floor` of which no update was made, in all attempts."""
 
     def join(self, other: TaskProgress) -> TaskProgress:
         """Return the joint knowledge of both."""
-        ahead = max(self, other, key=lambda one: one.floor)
+        ahead = max(self, other, key=lambda one: (one.floor, one.skipped))
         acknowledged = max(self.acknowledged, other.acknowledged)
         done = {
             task: max(one[task] for one in (self.done, other.done) if task in one)
@@ -47,9 +49,8 @@ class TaskProgress:
             worker: max(self.clocks.get(worker, 0), other.clocks.get(worker, 0))
             for worker in self.clocks.keys() | other.clocks.keys()
         }
-        return TaskProgress(
-            self.begun, ahead.floor, ahead.cursor, max(self.hold_at, other.hold_at), acknowledged, done, clocks
-        )
+        hold_at = max(self.hold_at, other.hold_at)
+        return TaskProgress(self.begun, ahead.floor, ahead.cursor, hold_at, acknowledged, done, clocks, ahead.skipped)
 
     def fields(self) -> dict[str, Any]:
         """For a message. `told`, not `acknowledged`: the name in snapshots, which a newer image may have to read."""
@@ -62,6 +63,7 @@ class TaskProgress:
             "told": self.acknowledged,
             "done": [[*task, *result] for task, result in sorted(self.done.items())],
             "clocks": [list(pair) for pair in sorted(self.clocks.items())],
+            "skipped": self.skipped,
         }
 
 
@@ -77,10 +79,21 @@ def progress_of(fields: object) -> TaskProgress:
     for row in rows:
         if not isinstance(row, list):
             raise Malformed(f"a task of a report is {row!r:.40}, expected a list")
-        entry = Message("report", {"task": row[:2], **dict(zip(("loss", "weight", "samples"), row[2:], strict=False))})
+        entry = Message("report", {"task": row[:2], **dict(zip(Result._fields, row[2:], strict=False))})
         task = Task(*two_numbers(entry.numbers("task")))
-        done[task] = (entry.real("loss"), entry.real("weight"), entry.real("samples"))
+        done[task] = result_of(entry)
     pairs = [two_numbers(Message("report", {"clock": pair}).numbers("clock")) for pair in clocks]
     at = Cursor(message.number("epoch"), message.number("position"))
     begun, floor, hold_at, acknowledged = (message.number(name) for name in ("begun", "floor", "hold_at", "told"))
-    return TaskProgress(begun, floor, at, hold_at, acknowledged, done, dict(pairs))
+    skipped = message.number("skipped") if "skipped" in fields else 0
+    return TaskProgress(begun, floor, at, hold_at, acknowledged, done, dict(pairs), skipped)
+
+
+def result_of(message: Message) -> Result:
+    """Return the result of a task that a message holds. Raises Malformed.
+
+    An image of a former version says nothing of skipped tasks.
+    """
+    loss, weight, samples = (message.real(name) for name in ("loss", "weight", "samples"))
+    worker, in_row = (message.number(name) if name in message.fields else 0 for name in ("worker", "in_row"))
+    return Result(loss, weight, samples, worker, in_row)

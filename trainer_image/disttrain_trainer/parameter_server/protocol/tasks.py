@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -14,8 +13,18 @@ class Task(NamedTuple):
     part: int
 
 
-Result = tuple[float, float, float]
-"""Loss (summed), weight and samples of a task."""
+class Result(NamedTuple):
+    """What came of a task."""
+
+    loss: float
+    """Summed over samples or tokens; 0 where no update is made of it."""
+    weight: float
+    """Number of samples or tokens; 0 where no update is made of it."""
+    samples: float
+    worker: int = 0
+    in_row: int = 0
+    """How many tasks in a row the worker has skipped, this one included; 0: this one is used."""
+
 
 LEADER = 0
 """The worker that takes the job's steps, evaluates and writes the checkpoints."""
@@ -29,11 +38,16 @@ class Verdict(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True)
-class CompleteStep:
+class CompleteStep(NamedTuple):
     """A complete step: sum of losses, number of samples or tokens, number of samples."""
 
     step: int
     loss: float
     weight: float
     samples: float
+    skipped: int = 0
+    """Parts of which no update was made."""
+    worker: int = 0
+    """The one that has skipped the most tasks in a row."""
+    in_row: int = 0
+    """How many these are."""

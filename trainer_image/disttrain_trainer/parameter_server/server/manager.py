@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from disttrain_trainer.data.sampler import Cursor, Sampler
-from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
-from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
+from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of, result_of
+from disttrain_trainer.parameter_server.protocol.tasks import LEADER, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Answers, Malformed, Message, Sender, two_numbers, worker_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.recovery import Recovery
@@ -162,6 +162,7 @@ class Manager:
             "step": self._scheduler.floor,
             "epoch": at.epoch,
             "position": at.position,
+            "skipped": self._scheduler.skipped,
         }
         return [(sender, Message("welcome", fields))]
 
@@ -169,10 +170,10 @@ class Manager:
         cursor = Cursor(message.number("epoch"), message.number("position"))
         if self._samples is None or worker_of(message, self._config.workers) != LEADER:
             raise Malformed("only the leader starts, and after its hello")
-        step, hold_at = message.number("step"), message.number("hold_at")
+        step, hold_at, skipped = (message.number(name) for name in ("step", "hold_at", "skipped"))
         # It may say so twice: to a manager that died before it answered, too.
         if not self._scheduler.started:
-            self._scheduler.start(self._sampler(), step, cursor, hold_at, now)
+            self._scheduler.start(self._sampler(), step, cursor, hold_at, now, skipped)
         return [(sender, Message("started"))]
 
     def _next(self, sender: Sender, message: Message, now: float) -> Answers:
@@ -182,8 +183,7 @@ class Manager:
             return [(sender, answer)]
         if "done" in message.fields:
             task = Task(*two_numbers(message.numbers("done")))
-            loss, weight, samples = (message.real(name) for name in ("loss", "weight", "samples"))
-            self._scheduler.complete(worker, task, (loss, weight, samples), message.number("clock"))
+            self._scheduler.complete(worker, task, result_of(message), message.number("clock"))
             if worker in self._assigned_at:
                 self.stragglers.took(worker, now - self._assigned_at.pop(worker))
                 self._name_stragglers()
@@ -269,7 +269,7 @@ class Manager:
 
     def _answer_of(self, worker: int, answer: Assignment | Verdict) -> Message:
         known = self._scheduler.known_to(worker)
-        results = [_result_fields(one) for one in self._scheduler.results] if worker == LEADER else []
+        results = [list(one) for one in self._scheduler.results] if worker == LEADER else []
         common: dict[str, Any] = {"results": results, "stopping": self._scheduler.stopping, "known": known.fields()}
         if isinstance(answer, Verdict):
             return Message(answer.value, common)
@@ -291,7 +291,3 @@ def _named(one: Straggler) -> str:
         f"worker {one.worker} is a straggler: {one.seconds:.3g} s per task, {one.ratio:.1f} times the others' median of"
         f" {one.others:.3g} s"
     )
-
-
-def _result_fields(result: CompleteStep) -> list[float]:
-    return [result.step, result.loss, result.weight, result.samples]

@@ -71,6 +71,8 @@ class TaskScheduler:
         self.floor = 0
         self.cursor = Cursor()
         """Where the data stands after the steps below `floor`."""
+        self.skipped = 0
+        """Tasks below it of which no update was made, in all attempts."""
         self.stopping = False
         self._everyone_stops = False
         self._leaving: set[int] = set()
@@ -94,9 +96,9 @@ class TaskScheduler:
     def started(self) -> bool:
         return self._sampler is not None
 
-    def start(self, sampler: Sampler, step: int, cursor: Cursor, hold_at: int, now: float) -> None:
+    def start(self, sampler: Sampler, step: int, cursor: Cursor, hold_at: int, now: float, skipped: int = 0) -> None:
         """Begin with this step. Every worker counts as alive until it has been silent for long enough."""
-        self._sampler = sampler
+        self._sampler, self.skipped = sampler, skipped
         self._next = self.floor = self._begun = self._acknowledged = step
         self._cursor = self.cursor = cursor
         self._hold_at = hold_at
@@ -104,7 +106,7 @@ class TaskScheduler:
 
     def resume(self, sampler: Sampler, known: TaskProgress, workers: Iterable[int], now: float) -> None:
         """Resume from the knowledge of a former manager's workers. `workers`: those that are alive."""
-        self.start(sampler, known.floor, known.cursor, known.hold_at, now)
+        self.start(sampler, known.floor, known.cursor, known.hold_at, now, known.skipped)
         self._begun, self._acknowledged = known.begun, known.acknowledged
         self._seen = dict.fromkeys(workers, now)
         self._clocks |= known.clocks
@@ -118,14 +120,16 @@ class TaskScheduler:
         """Return what a restarted manager must know."""
         steps = {**self._unacknowledged, **{number: step.results for number, step in self._open.items()}}
         done = {Task(number, part): result for number, parts in steps.items() for part, result in parts.items()}
-        return TaskProgress(
-            self._begun, self.floor, self.cursor, self._hold_at, self._acknowledged, done, dict(self._clocks)
-        )
+        return self._known(done, self._clocks)
 
     def known_to(self, worker: int) -> TaskProgress:
         """Return the part of `known` for a worker, which remembers its own completed tasks."""
-        clock = {worker: self._clocks[worker]}
-        return TaskProgress(self._begun, self.floor, self.cursor, self._hold_at, self._acknowledged, clocks=clock)
+        return self._known({}, {worker: self._clocks[worker]})
+
+    def _known(self, done: dict[Task, Result], clocks: dict[int, int]) -> TaskProgress:
+        return TaskProgress(
+            self._begun, self.floor, self.cursor, self._hold_at, self._acknowledged, done, dict(clocks), self.skipped
+        )
 
     def mark_complete(self, task: Task, result: Result) -> bool:
         """Mark the task as complete, whichever worker has done it.
@@ -327,6 +331,7 @@ class TaskScheduler:
         assert self._sampler is not None
         while self.floor in self._open and len(self._open[self.floor].done) == self.workers:
             step = self._open.pop(self.floor)
+            self.skipped += sum(result.in_row > 0 for result in step.results.values())
             if self.floor >= self._acknowledged:
                 self._unacknowledged[self.floor] = step.results
             self.floor += 1
@@ -334,5 +339,7 @@ class TaskScheduler:
 
 
 def _sum(step: int, results: Iterable[Result]) -> CompleteStep:
-    loss, weight, samples = (sum(column) for column in zip(*results, strict=True))
-    return CompleteStep(step, loss, weight, samples)
+    parts = list(results)
+    loss, weight, samples, *_ = (sum(column) for column in zip(*parts, strict=True))
+    worst = max(parts, key=lambda part: part.in_row)
+    return CompleteStep(step, loss, weight, samples, sum(part.in_row > 0 for part in parts), worst.worker, worst.in_row)

@@ -18,7 +18,7 @@ from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.placement import Segment, place
 from disttrain_trainer.parameter_server.protocol.progress import TaskProgress, progress_of
 from disttrain_trainer.parameter_server.protocol.sockets import connect, new_context, reconnect
-from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Task, Verdict
+from disttrain_trainer.parameter_server.protocol.tasks import LEADER, CompleteStep, Result, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import Malformed, Message, decode, encode, key_with
 from disttrain_trainer.parameter_server.worker.heartbeat import Heartbeat
 from disttrain_trainer.parameter_server.worker.payload import Payload, numbers
@@ -39,6 +39,8 @@ class Welcome:
     started: bool
     step: int
     cursor: Cursor
+    skipped: int
+    """Tasks until then of which no update was made."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Answer:
     """Steps below it are complete."""
     floor_cursor: Cursor
     """Where the data stands after those."""
+    skipped: int
+    """Tasks of those of which no update was made."""
     complete: int
     ahead: int
     results: list[CompleteStep]
@@ -109,7 +113,8 @@ class Servers:
         self._greet()
         self._progress.samples = samples
         answer = self._ask(0, Message("hello", {"samples": samples}))
-        return Welcome(answer.fields["started"] is True, answer.number("step"), _cursor(answer))
+        started, skipped = answer.fields["started"] is True, answer.number("skipped")
+        return Welcome(started, answer.number("step"), _cursor(answer), skipped)
 
     def load(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Give the servers the parameters and the optimizer's state of each, by name of the parameter."""
@@ -122,22 +127,20 @@ class Servers:
             messages.append(Message("load", {"states": [list(part) for part in parts], "widths": widths}, tensors))
         self._ask_all(messages)
 
-    def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
-        """Let the work begin; the leader alone says so."""
-        fields = {"step": step, "epoch": cursor.epoch, "position": cursor.position, "hold_at": hold_at}
-        self._ask(0, Message("start", fields))
-        self._progress.started(TaskProgress(step, step, cursor, hold_at, step))
+    def start(self, step: int, cursor: Cursor, hold_at: int, skipped: int = 0) -> None:
+        """Let the work begin; the leader alone says so. skipped: tasks until then of which no update was made."""
+        at = {"epoch": cursor.epoch, "position": cursor.position}
+        self._ask(0, Message("start", {"step": step, **at, "hold_at": hold_at, "skipped": skipped}))
+        self._progress.started(TaskProgress(step, step, cursor, hold_at, step, skipped=skipped))
 
-    def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
-        """The next task. `done`: the one that is complete, its loss (summed), weight and samples.
+    def next(self, done: tuple[Task, Result] | None = None, hold_at: int | None = None) -> Answer:
+        """The next task. `done`: the one that is complete.
 
         `hold_at`: the leader's next step before which nothing is to be assigned.
         """
         fields: dict[str, Any] = {"stopping": self._stopping()}
         if done is not None:
-            task, loss, weight, samples = done
-            fields |= {"done": list(task), "loss": loss, "weight": weight, "samples": samples}
-            fields["clock"] = self._progress.completed(task, (loss, weight, samples))
+            fields |= {"done": list(done[0]), **done[1]._asdict(), "clock": self._progress.completed(*done)}
         if hold_at is not None:
             fields["hold_at"] = hold_at
         if self._worker == LEADER:
@@ -360,6 +363,7 @@ def _answer(message: Message) -> Answer:
         cursor=_cursor(message) if task is not None else Cursor(),
         floor=known.floor,
         floor_cursor=known.cursor,
+        skipped=known.skipped,
         complete=message.number("complete") if task is not None else 0,
         ahead=message.number("ahead") if task is not None else 0,
         results=[CompleteStep(int(step), *rest) for step, *rest in message.fields["results"]],

@@ -7,7 +7,7 @@ group's death concerns. Its ranks meet in a file of the pod, which needs no port
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from disttrain_api.names import Env
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.placement import Placement
 from disttrain_trainer.parameter_server.protocol.settings import group_mesh
-from disttrain_trainer.parameter_server.protocol.tasks import Task
+from disttrain_trainer.parameter_server.protocol.tasks import Result, Task
 from disttrain_trainer.parameter_server.protocol.wire import Message
 from disttrain_trainer.parameter_server.worker.client import Answer, Servers, Welcome
 from disttrain_trainer.parameter_server.worker.full_parameters import FullParameters, States
@@ -46,7 +46,8 @@ def in_group(config: Config) -> Config:
     return replace(config, rank=rank, world_size=mesh.world_size, mesh=mesh, store_file=store_file)
 
 
-class GroupPushing(NamedTuple):
+@dataclass
+class GroupPushing:
     """A push of a group that has not begun."""
 
     task: Task
@@ -56,6 +57,10 @@ class GroupPushing(NamedTuple):
 
     def ready(self, name: str) -> None:
         """A rank's gradient is complete, the group's is not."""
+
+    def skip(self) -> None:
+        """It is not to count."""
+        self.weight = 0.0
 
 
 class GroupPulling(NamedTuple):
@@ -102,10 +107,10 @@ class GroupServers:
         whole = self._full_parameters.gather(states)
         self._first(lambda servers: servers.load(whole))
 
-    def start(self, step: int, cursor: Cursor, hold_at: int) -> None:
-        self._first(lambda servers: servers.start(step, cursor, hold_at))
+    def start(self, step: int, cursor: Cursor, hold_at: int, skipped: int = 0) -> None:
+        self._first(lambda servers: servers.start(step, cursor, hold_at, skipped))
 
-    def next(self, done: tuple[Task, float, float, float] | None = None, hold_at: int | None = None) -> Answer:
+    def next(self, done: tuple[Task, Result] | None = None, hold_at: int | None = None) -> Answer:
         return self._first(lambda servers: servers.next(done, hold_at), Answer)
 
     def begin_pull(self, complete: int = 0, *, whole: bool = False) -> GroupPulling:
@@ -125,8 +130,8 @@ class GroupServers:
     def end_push(self, pushing: GroupPushing, payload: Payload) -> int:
         """The gradients of the group's ranks, once; `payload`: of the first rank. Returns the bytes that it sends."""
         self._full_parameters.gather_gradients()
-        task, weight, pulled, floor = pushing
-        sent = self._first(lambda servers: servers.push(task, weight, pulled, floor, payload), int)
+        one = pushing
+        sent = self._first(lambda servers: servers.push(one.task, one.weight, one.pulled, one.floor, payload), int)
         self._full_parameters.drop_gradients()
         return sent
 

@@ -31,10 +31,15 @@ class Payload(ABC):
 
     def __init__(self) -> None:
         self.staging = Staging()
+        self._skipped = False
 
-    @abstractmethod
     def begin(self, task: Task, weight: float) -> None:
         """The parameters were pulled; what comes is of this task, of so many samples or tokens."""
+        self._skipped = False
+
+    def skip(self) -> None:
+        """Nothing of this task is to be pushed, and what is kept stays as it was before."""
+        self._skipped = True
 
     @abstractmethod
     def of(self, server: int, index: int) -> list[Tensor]:
@@ -57,9 +62,6 @@ class Payload(ABC):
 
 class EmptyPayload(Payload):
     """Content of a rank whose group pushes through its first rank."""
-
-    def begin(self, task: Task, weight: float) -> None:
-        """Nothing is kept."""
 
     def of(self, server: int, index: int) -> list[Tensor]:
         return []
@@ -98,12 +100,15 @@ class GradientPayload(Payload):
         """Gradients of tables, by name; the parameter itself has none then."""
 
     def begin(self, task: Task, weight: float) -> None:
+        super().begin(task, weight)
         self._task, self._weight = task, weight
         self._next = {}
         self.rows = {}
 
     def of(self, server: int, index: int) -> list[Tensor]:
         segment = self._placement[server][index]
+        if self._skipped:
+            return []
         if segment.name in self.rows:
             return self._down(server, index, _rows_in(self.rows[segment.name], segment))
         gradient = self._parameters[segment.name].grad
@@ -152,11 +157,12 @@ class ChangePayload(Payload):
         self._before: dict[str, list[Tensor]] = {}
 
     def begin(self, task: Task, weight: float) -> None:
+        super().begin(task, weight)
         self._before = {name: [tensor.clone() for tensor in self._tensors(name)] for name in self._parameters}
 
     def of(self, server: int, index: int) -> list[Tensor]:
         segment = self._placement[server][index]
-        if self._parameters[segment.name].grad is None:
+        if self._skipped or self._parameters[segment.name].grad is None:
             return []
         pairs = zip(self._tensors(segment.name), self._before[segment.name], strict=True)
         return self._down(server, index, [_part(now - before, segment) for now, before in pairs])

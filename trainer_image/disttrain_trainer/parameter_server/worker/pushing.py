@@ -63,6 +63,10 @@ class Pushing:
                 written.waiting = {}
         self._send_full()
 
+    def skip(self) -> None:
+        """It is not to count, which is known before any of it is sent."""
+        self._fields = [{**fields, "weight": 0.0} for fields in self._fields]
+
     def rest(self) -> list[Message]:
         """The message that completes the push to each server."""
         found = []

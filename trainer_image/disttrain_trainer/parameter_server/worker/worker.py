@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from disttrain_api.parallelism import Pushed
 from disttrain_api.training import ModelName
 from disttrain_trainer.build import build_state
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.expert import expert_layers
 from disttrain_trainer.parallel.gradient_norm import clip, total_norm
@@ -30,7 +31,7 @@ from disttrain_trainer.parameter_server.protocol.settings import (
     settings_of,
     worker_of,
 )
-from disttrain_trainer.parameter_server.protocol.tasks import Task, Verdict
+from disttrain_trainer.parameter_server.protocol.tasks import Result, Task, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.worker.client import Answer, Servers
 from disttrain_trainer.parameter_server.worker.embedding_tables import EmbeddingTables, tables_of
@@ -65,8 +66,9 @@ def require_plain_pushes(config: Config, tables: Collection[str]) -> None:
 
 def ready_early(config: Config, world: World, state: State) -> dict[str, nn.Parameter]:
     """The parameters whose gradients are pushed as they come: nothing is done to them once they are complete."""
-    updates = settings_of(config).push is Pushed.PARAMETERS
-    if world.size > 1 or updates or config.training.max_gradient_norm is not None:
+    updates, training = settings_of(config).push is Pushed.PARAMETERS, config.training
+    # Whether a part is skipped is known when all of its gradient is.
+    if world.size > 1 or updates or training.max_gradient_norm is not None or training.skip_steps is not None:
         return {}
     tables, named = tables_of(state.module), state.module.named_parameters()
     return {name: parameter for name, parameter in named if parameter.requires_grad and name not in tables}
@@ -195,8 +197,8 @@ class Worker:
         """Whether the forward pass begins before all parameters have come; an own update compares with all of them."""
         return not self.updates and self.state.model is self.state.module and can_wait(self.state.module)
 
-    def compute(self, answer: Answer, pulling: Pulling | GroupPulling) -> tuple[Task, float, float, float]:
-        """Compute and push the task; the task with its loss (summed), weight and samples."""
+    def compute(self, answer: Answer, pulling: Pulling | GroupPulling) -> tuple[Task, Result]:
+        """Compute and push the task; the task with its result."""
         assert answer.task is not None
         state, world, task = self.state, self.world, answer.task
         self.tables.pulled(whole=False)
@@ -219,19 +221,41 @@ class Worker:
         ):
             own_loss = accumulate_gradients(state, microbatches, weight or 1.0, samples or 1.0, world.replicas)
         (loss,) = world.sum(float(own_loss) * world.counts_replica)
-        self._settle_gradients()
+        norm = self._settle_gradients()
+        in_row = 0 if norm is None or not weight else self._judge(task, loss, norm)
+        if in_row:
+            loss = weight = 0.0
+            pushing.skip()
+            self.payload.skip()
+        elif norm is not None and self.computes_norm:
+            self.norm = norm
         if self.updates and weight > 0:
             self._update(task)
         self.sent_bytes += self.servers.end_push(pushing, self.payload)
         state.optimizer.zero_grad()
-        return task, loss * weight, weight, samples
+        return task, Result(loss * weight, weight, samples, worker_of(self.config), in_row)
 
-    def _settle_gradients(self) -> None:
-        """Gradients as they will be pushed: those of tables as rows, and clipped where this worker's own count."""
+    def _judge(self, task: Task, loss: float, norm: torch.Tensor) -> int:
+        """Return how many tasks in a row this worker is to skip, this one included; 0: it is to be used.
+
+        loss, norm: of this part alone. Each worker learns from its own parts what is too large.
+        """
+        guard = self.state.guard
+        reason = None if guard is None else guard.judge(loss, float(norm))
+        if guard is None or reason is None:
+            return 0
+        log_first_rank(self.world, f"part {task.part} of step {task.step + 1} is skipped: its {reason}")
+        return guard.in_row
+
+    def _settle_gradients(self) -> torch.Tensor | None:
+        """Make the gradients those to push: of tables as rows, and clipped where this worker's own count.
+
+        Returns the 2-norm before clipping; None where nothing needs it.
+        """
+        maximum = self.config.training.max_gradient_norm if self.computes_norm else None
+        needs_norm = self.computes_norm or self.state.guard is not None
         if self.world.size > 1:
-            if self.computes_norm:
-                self.norm = clip_gradients(self.state, self.config.training.max_gradient_norm, self.world)()
-            return
+            return clip_gradients(self.state, maximum, self.world)() if needs_norm else None
         rows = self.tables.take_gradients()
         if isinstance(self.payload, GradientPayload):
             self.payload.rows = rows
@@ -242,10 +266,12 @@ class Worker:
         for gradient in rows.values():
             held.append(torch.nn.Parameter(gradient.values))
             held[-1].grad = gradient.values
-        if self.computes_norm:
-            self.norm = total_norm(held, self.world)
-            if self.config.training.max_gradient_norm is not None:
-                clip(held, self.norm, self.config.training.max_gradient_norm)
+        if not needs_norm:
+            return None
+        norm = total_norm(held, self.world)
+        if maximum is not None:
+            clip(held, norm, maximum)
+        return norm
 
     def _update(self, task: Task) -> None:
         """One step of this worker's own optimizer."""

@@ -63,5 +63,7 @@ class WorkerProgress:
     def _joined(self, **changes: Any) -> TaskProgress:
         known = self._known
         assert known is not None
-        same: dict[str, Any] = {"hold_at": known.hold_at, "acknowledged": known.acknowledged}
+        same: dict[str, Any] = {
+            "hold_at": known.hold_at, "acknowledged": known.acknowledged, "skipped": known.skipped,
+        }  # fmt: skip
         return known.join(TaskProgress(known.begun, known.floor, known.cursor, **(same | changes)))
