@@ -110,16 +110,6 @@ GRADIENT_SUM_REFUSALS = (
         " may differ: use BF16 or FP32",
         {**compressed("OneBit"), "training": {"precision": "FP16"}},
     ),
-    Refusal(
-        "SkipStepsJudgesStepsOfAll",
-        "spec.training.skipSteps",
-        "`skipSteps` conflicts with PipeDream and PipeDream2BW, whose stages take steps at different times",
-        {
-            **FOUR,
-            "parallelism": {"pipelineParallelDegree": 2, "pipeline": {"schedule": "PipeDream"}},
-            "training": {"skipSteps": {}},
-        },
-    ),
     *(
         Refusal(
             "RollBackNeedsRestarts",

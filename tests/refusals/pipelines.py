@@ -141,6 +141,13 @@ FLUSHLESS_REFUSALS = (
         piped({"maxGradientNorm": 1}, schedule="PipeDream2BW"),
     ),
     Refusal(
+        "FlushlessWithMedian",
+        "spec.training.skipSteps.aboveMedian",
+        "`aboveMedian` waits for the gradients of all stages, which would drain the pipeline of schedule 'PipeDream':"
+        " use `lossDeviations`, or 1F1B",
+        piped({"skipSteps": {"aboveMedian": 2}}, schedule="PipeDream"),
+    ),
+    Refusal(
         "FlushlessWithFp16",
         "spec.training.precision",
         "precision FP16 skips a step whose gradient overflows in any stage, and checking all stages would drain the"

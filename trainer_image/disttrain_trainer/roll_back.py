@@ -64,9 +64,9 @@ def marking(config: Config, world: World, state: State, checkpoints: Checkpoints
     """Where too many steps in a row are skipped, and the job asks for it, leave the mark to the next attempt."""
     try:
         yield
-    except NonFiniteLoss:
+    except NonFiniteLoss as error:
         if _rolls_back(config) and world.first and checkpoints is not None:
-            _mark(config, state, checkpoints)
+            _mark(config, state, checkpoints, error)
         raise
 
 
@@ -149,9 +149,12 @@ def _read(config: Config) -> Mark | None:
     return mark if mark.uid == config.job.uid else None
 
 
-def _mark(config: Config, state: State, checkpoints: Checkpoints) -> None:
-    """Write a mark behind the samples of the step that was judged last, which has neither been made nor left behind."""
+def _mark(config: Config, state: State, checkpoints: Checkpoints, error: NonFiniteLoss) -> None:
+    """Write a mark behind the samples of the step that was judged last, which in most layouts has neither been made nor
+    left behind."""
     former, behind = _read(config), state.sampler.advance(state.cursor)
+    if error.behind is not None:
+        behind = Cursor(*error.behind)
     before = None if former is None or checkpoints.writing else former.rolled_to
     # What was written since then has parameters of its own. A storage that does not answer must not hide the loss.
     newest = None
@@ -161,8 +164,8 @@ def _mark(config: Config, state: State, checkpoints: Checkpoints) -> None:
         before = None
     skipped = 0 if state.guard is None else state.guard.skipped
     mark = Mark(
-        uid=config.job.uid, step=state.step + 1, epoch=behind.epoch, position=behind.position, skipped=skipped,
-        count=1 if former is None else former.count + 1, before=before,
+        uid=config.job.uid, step=error.step or state.step + 1, epoch=behind.epoch, position=behind.position,
+        skipped=skipped, count=1 if former is None else former.count + 1, before=before,
     )  # fmt: skip
     _write(config, mark)
 

@@ -62,6 +62,13 @@ def _norm(spec: JobSpec) -> Values | None:
     return {"schedule": schedule} if schedule and given else None
 
 
+def _median(spec: JobSpec) -> Values | None:
+    schedule = _schedule(spec)
+    settings = None if spec.training is None else spec.training.skip_steps
+    given = settings is not None and settings.above_median is not None
+    return {"schedule": schedule} if schedule and given else None
+
+
 def _scaled(spec: JobSpec) -> Values | None:
     schedule = _schedule(spec)
     fp16 = spec.training is not None and spec.training.precision is Precision.FP16
@@ -106,6 +113,16 @@ FLUSHLESS_RULES = (
         cel=f"!({FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
         values={"schedule": f"{_AT}.pipeline.schedule"},
         reads=("spec.training.maxGradientNorm", _PIPELINE),
+    ),
+    Rule(
+        id="FlushlessWithMedian",
+        path="spec.training.skipSteps.aboveMedian",
+        sentence="`aboveMedian` waits for the gradients of all stages, which would drain the pipeline of schedule"
+        " '{schedule}': use `lossDeviations`, or 1F1B",
+        check=_median,
+        cel=f"!({FLUSHLESS}) || !self.?training.?skipSteps.?aboveMedian.hasValue()",
+        values={"schedule": f"{_AT}.pipeline.schedule"},
+        reads=("spec.training.skipSteps.aboveMedian", _PIPELINE),
     ),
     Rule(
         id="FlushlessWithFp16",

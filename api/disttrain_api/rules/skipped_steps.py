@@ -1,17 +1,9 @@
-"""What goes with steps that are skipped: all ranks judge one step before any of them makes an update of it."""
+"""What goes with steps that are skipped."""
 
-from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
-from disttrain_api.rules.flushless import FLUSHLESS
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.run_policy import RestartPolicy
 from disttrain_api.spec import JobSpec
 from disttrain_api.training import OnMostInRow
-
-
-def _skipped_with_another(spec: JobSpec) -> Values | None:
-    if spec.training is None or spec.training.skip_steps is None:
-        return None
-    return when(schedule_of(spec.parallelism) in FLUSHLESS_SCHEDULES)
 
 
 def _nowhere_to_roll_back(spec: JobSpec) -> Values | None:
@@ -25,18 +17,6 @@ def _nowhere_to_roll_back(spec: JobSpec) -> Values | None:
 
 _ON_MOST_IN_ROW = given("self.?training.?skipSteps.?onMostInRow", "''")
 SKIPPED_STEP_RULES = (
-    Rule(
-        id="SkipStepsJudgesStepsOfAll",
-        path="spec.training.skipSteps",
-        sentence="`skipSteps` conflicts with PipeDream and PipeDream2BW, whose stages take steps at different times",
-        check=_skipped_with_another,
-        cel=f"!self.?training.?skipSteps.hasValue() || !({FLUSHLESS})",
-        reads=(
-            "spec.training.skipSteps",
-            "spec.parallelism.pipeline",
-            "spec.parallelism.pipelineParallelDegree",
-        ),
-    ),
     Rule(
         id="RollBackNeedsRestarts",
         path="spec.training.skipSteps",

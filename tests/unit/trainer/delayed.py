@@ -54,6 +54,7 @@ class Run:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     held_out_loss: float = 0.0
+    skipped: list[int] = field(default_factory=list)
 
 
 def stages_of_parameters(layers: Sequence[int], names: Sequence[str]) -> dict[str, int]:
@@ -98,9 +99,12 @@ def losses_of(outputs: Tensor, targets: Tensor) -> Tensor:
 def simulate(
     version: Version, stages: int, optimizer: Callable[..., torch.optim.Optimizer], steps: int, *, micro: int,
     per_update: int = 1, replicas: int = 1, drained: Collection[int] = (), schedule: dict[str, Any] | None = None,
-    task: Task = MLP,
+    task: Task = MLP, is_used: Callable[[list[float], float], bool] = lambda before, loss: True,
 ) -> Run:  # fmt: skip
-    """`drained`: steps after which the pipeline was emptied, so that what follows begins without older weights."""
+    """`drained`: steps after which the pipeline was emptied, so that what follows begins without older weights.
+
+    `is_used`: whether an update is made of a step, by the losses of those before it of which one was, and its own.
+    """
     seed_everything(SEED)
     model = task.model()
     stage_of = task.stages(LAYERS[stages], [name for name, _ in model.named_parameters()])
@@ -111,6 +115,7 @@ def simulate(
     sampler = Sampler(len(training), SEED, batch, replicas)
     cursor, run, filled = Cursor(), Run(dict(model.named_parameters())), 0
     history: list[dict[str, Tensor]] = []
+    used_losses: list[float] = []
     for step in range(steps):
         if step in drained or step == 0:
             filled, history = step, []
@@ -138,7 +143,11 @@ def simulate(
         run.norms.append(float(torch.nn.utils.get_total_norm([value.grad for value in model.parameters()])))
         for group in trained.param_groups:
             group["lr"] = peak * rate_factor(LrSchedule.model_validate(schedule or {}), step, steps)
-        trained.step()
+        if is_used(used_losses, loss):
+            used_losses.append(loss)
+            trained.step()
+        else:
+            run.skipped.append(step + 1)
         cursor = sampler.advance(cursor)
     run.parameters = {name: value.detach() for name, value in model.named_parameters()}
     with torch.no_grad():

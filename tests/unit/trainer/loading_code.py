@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,33 @@ def _placed(ordered: tuple[Tensor, Tensor]) -> tuple[Dataset, Dataset]:
 def spoilt_rows(first: int, last: int, passed_over: tuple[int, int] | None = None) -> tuple[Rows, Dataset]:
     """The same, iterated."""
     return Rows(list(zip(*_by_step(first, last, passed_over), strict=True))), double_samples()[1]
+
+
+class _Spoiling(torch.autograd.Function):
+    """The identity, whose gradient is not finite where an input is far out."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        ctx.far = bool((inputs.abs() > 20).any())
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.full_like(gradient, torch.nan) if ctx.far else gradient
+
+
+class Spoiling(nn.Module):
+    """See `_Spoiling`."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Spoiling.apply(inputs)
+
+
+def spoiling_layers() -> nn.Sequential:
+    """Four linear layers; behind the second one gradients are spoilt."""
+    sizes = [6, 6, 6, 6, 5]
+    first, second, *rest = [nn.Linear(*pair, dtype=torch.float64) for pair in pairwise(sizes)]
+    return nn.Sequential(first, nn.Sequential(second, Spoiling()), *rest)
 
 
 class InfiniteLoss(WithLoss):

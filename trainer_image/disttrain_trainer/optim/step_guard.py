@@ -39,22 +39,35 @@ class StepGuard:
         """
         reason = self.judge(loss, norm)
         if reason is not None:
-            self.skipped += 1
-            rows = f"{self.in_row} steps in a row have a gradient that is not used, the last of them step {step}"
-            first = f"the gradient of step {step} is not used"
-            self.require_few(self.in_row, step, f"{rows if self.in_row > 1 else first}, whose {reason}")
+            self.count(step, reason)
         return reason
 
     def judge(self, loss: float, norm: float) -> str | None:
         """Return in words why a gradient is not to be used, and learn from one that is; None then. Counts none."""
         reason = self._reason_in_norm(norm) or self._reason_in_loss(loss)
-        if reason is None:
-            self.in_row = 0
-            self._losses.append(loss)
-            self._norms.append(norm)
-        else:
-            self.in_row += 1
+        self._learn(loss, norm, skipped=reason is not None)
         return reason
+
+    def learn(self, loss: float, norm: float, *, skipped: bool) -> str | None:
+        """Return in words why a step was skipped that has been judged elsewhere; None where it was not. Counts none."""
+        reason = (self._reason_in_loss(loss) or f"gradient norm is {norm}") if skipped else None
+        self._learn(loss, norm, skipped=skipped)
+        return reason
+
+    def _learn(self, loss: float, norm: float, *, skipped: bool) -> None:
+        if skipped:
+            self.in_row += 1
+            return
+        self.in_row = 0
+        self._losses.append(loss)
+        self._norms.append(norm)
+
+    def count(self, step: int, reason: str) -> None:
+        """Count the step that was judged last as skipped. Raises NonFiniteLoss where too many in a row are."""
+        self.skipped += 1
+        rows = f"{self.in_row} steps in a row have a gradient that is not used, the last of them step {step}"
+        first = f"the gradient of step {step} is not used"
+        self.require_few(self.in_row, step, f"{rows if self.in_row > 1 else first}, whose {reason}")
 
     def require_few(self, in_row: int, step: int, what: str) -> None:
         """Raise NonFiniteLoss where so many skips in a row, up to this step, are too many. what: says which."""

@@ -176,6 +176,8 @@ class NonFiniteLoss(TrainerError):
     def __init__(self, message: str, step: int | None = None, *, repeats: bool = True) -> None:
         super().__init__(message)
         self.step, self.repeats = step, repeats
+        self.behind: tuple[int, int] | None = None
+        """Epoch and position of the data behind the samples of this step. None: of the one that the state is before."""
 
 
 class DiskFull(TrainerError):

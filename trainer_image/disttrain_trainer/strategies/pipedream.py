@@ -8,16 +8,19 @@ are of, since a pipeline that was drained begins without older ones.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 
 import torch
 
 from disttrain_trainer.data.batches import Microbatch
+from disttrain_trainer.metrics.report import log_first_rank
 from disttrain_trainer.metrics.results import StepResult, not_finite
 from disttrain_trainer.optim.schedules import learning_rate
 from disttrain_trainer.parallel.gradient_norm import GradientNorm
 from disttrain_trainer.parallel.pipedream.flow import Flow
 from disttrain_trainer.parallel.pipedream.step_agreement import GlobalStep
-from disttrain_trainer.step import load_step, update_parameters
+from disttrain_trainer.runtime.errors import NonFiniteLoss
+from disttrain_trainer.step import load_step, skip_update, update_parameters
 from disttrain_trainer.strategies.base import Surroundings
 
 
@@ -53,6 +56,10 @@ class PipeDream:
         return dict(self._figures)
 
     def _result(self, global_step: GlobalStep, run: "_Run") -> StepResult:
+        """Raises NonFiniteLoss, on all ranks, where with this step too many in a row are skipped."""
+        guard = self._state.guard
+        if run.error is not None and run.error.step == run.begin + global_step.step + 1:
+            raise run.error
         norm = torch.tensor(global_step.gradient_norm, dtype=torch.float64)
         return StepResult(
             step=run.begin + global_step.step + 1,
@@ -63,6 +70,8 @@ class PipeDream:
             samples=global_step.samples,
             rate=run.rate(global_step.step),
             loading_seconds=run.loading_seconds,
+            skipped=global_step.skipped,
+            skipped_steps=None if guard is None else guard.skipped,
         )
 
 
@@ -73,7 +82,12 @@ class _Run:
         self._around, self._state, self._training = around, around.state, around.config.training
         self.begin = self._state.step
         self.loading_seconds = 0.0
-        self._cursor = self._state.cursor
+        self._begun = self._cursor = self._state.cursor
+        self.judges = self._state.guard is not None
+        self.error: NonFiniteLoss | None = None
+        """Why the attempt ends, with the step after which it does."""
+        # The last stage judges before others know of the step. What all know is in the state, alike on all ranks.
+        self._ahead = deepcopy(self._state.guard)
 
     def load(self, step: int) -> list[Microbatch]:
         """Return the next step's microbatches; each is asked for once, in order."""
@@ -83,8 +97,16 @@ class _Run:
         self.loading_seconds = time.monotonic() - begin
         return microbatches
 
+    def is_used(self, loss: float) -> bool:
+        # The norm of the whole gradient is not known yet; a stage whose part is not finite says so by itself.
+        return self._ahead is None or self._ahead.judge(loss, 0.0) is None
+
     def update(self, step: int) -> None:
         update_parameters(self._state, self.rate(step))
+        self._around.updated()
+
+    def skip(self, step: int) -> None:
+        skip_update(self._state)
         self._around.updated()
 
     def must_end(self) -> bool:
@@ -97,8 +119,23 @@ class _Run:
         number = self.begin + step + 1
         return number == self._training.steps or number % self._training.logging.interval == 0
 
-    def is_finite(self, loss: float, norm: float) -> bool:
-        return not_finite(loss, norm) is None
+    def may_go_on(self, step: GlobalStep) -> bool:
+        guard, number = self._state.guard, self.begin + step.step + 1
+        if guard is None:
+            return not_finite(step.loss, step.gradient_norm) is None
+        reason = guard.learn(step.loss, step.gradient_norm, skipped=step.skipped)
+        if reason is None:
+            return True
+        log_first_rank(self._around.world, f"step {number} is skipped: its {reason}")
+        try:
+            guard.count(number, reason)
+        except NonFiniteLoss as error:
+            behind = self._begun
+            for _ in range(step.step + 1):
+                behind = self._state.sampler.advance(behind)
+            error.behind = (behind.epoch, behind.position)
+            self.error = error
+        return self.error is None
 
     def rate(self, step: int) -> float:
         return learning_rate(self._training, self.begin + step)

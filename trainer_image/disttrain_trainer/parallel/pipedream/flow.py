@@ -8,7 +8,7 @@ different steps, and what concerns all of them comes later (step_agreement.py).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,11 +29,20 @@ from disttrain_trainer.parallel.pipeline.simulate import Kind
 class Work(Listener, Protocol):
     """Interface of the flow to its caller. Steps count from 0 since the pipeline was filled."""
 
+    judges: bool
+    """Whether steps may be skipped: each is judged before the last gradient of it goes to the stage before."""
+
     def load(self, step: int) -> list[Microbatch]:
         """This replica's microbatches of a step."""
 
+    def is_used(self, loss: float) -> bool:
+        """Whether a step with this mean loss is to be used; asked on the last stage alone, for each step in order."""
+
     def update(self, step: int) -> None:
         """Apply this rank's gradients."""
+
+    def skip(self, step: int) -> None:
+        """Drop this rank's gradients."""
 
 
 @dataclass
@@ -58,6 +67,14 @@ class _UnderWay:
     """Outputs, in the last stage the loss."""
 
 
+class _Judged(NamedTuple):
+    """A step that was judged in this stage."""
+
+    norm: Tensor
+    """2-norm of the stage's gradient."""
+    skipped: bool
+
+
 @dataclass
 class Flow(PipelinePart):
     """This rank's stage, which keeps versions of its weights. The replicas of a stage follow one plan."""
@@ -70,6 +87,8 @@ class Flow(PipelinePart):
     timeout: timedelta
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _steps: dict[int, _Step] = field(default_factory=dict)
+    _judged: _Judged | None = None
+    """The step of which all gradients are there, where steps are judged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,21 +162,57 @@ class Flow(PipelinePart):
         # What is computed anew for it uses the same version, too.
         with self._meter.computing(), self._versions.using(version):
             torch.autograd.backward(passed.result, gradient)
-        if self._gradients_back is not None:
-            found = passed.inputs.grad
-            self._gradients_back.send(torch.zeros_like(passed.inputs) if found is None else found)
         self._versions.take_gradients(version)
+        if self._work.judges and self.plan.ends_update(number):
+            self._judged = self._judge(self._step_of(number), gradient)
+        if self._gradients_back is not None:
+            self._gradients_back.send(self._gradient_of(passed.inputs))
         self._meter.passed(self._versions.newest - version)
 
-    def _update(self, number: int) -> None:
+    def _judge(self, step: int, gradient: Tensor | None) -> _Judged:
+        """Judge a step of which all gradients are there; all replicas of this stage find the same.
+
+        The last stage judges by the loss, each by whether its gradient is finite. gradient: of the stage behind, which
+        says by one that is not finite that it makes no update.
+        """
+        used = self._work.is_used(self._mean_loss(step)) if gradient is None else bool(gradient.isfinite().all())
+        if not used:
+            # Replicas that have heard otherwise find it in the average.
+            for value in self._gradients_of_stage():
+                value.fill_(torch.nan)
+        norm = self._average()
+        return _Judged(norm, not (used and bool(norm.isfinite())))
+
+    def _average(self) -> Tensor:
+        """Average the stage's gradient over its replicas, and return its 2-norm."""
         average_gradients(self._parameters, self.world)
         with self._meter.computing():
-            norm = torch.nn.utils.get_total_norm([value.grad for value in self._parameters if value.grad is not None])
+            return torch.nn.utils.get_total_norm(self._gradients_of_stage())
+
+    def _gradients_of_stage(self) -> list[Tensor]:
+        return [value.grad for value in self._parameters if value.grad is not None]
+
+    def _gradient_of(self, inputs: Tensor) -> Tensor:
+        """Return what the stage before gets of the microbatch whose backward pass was the last."""
+        if self._judged is not None and self._judged.skipped:
+            return torch.full_like(inputs, torch.nan)
+        return torch.zeros_like(inputs) if inputs.grad is None else inputs.grad
+
+    def _mean_loss(self, step: int) -> float:
+        """Return the mean loss of all replicas, on the last stage."""
+        loss = self._steps[step].loss.clone()
+        if self.world.mesh.replicate > 1:
+            dist.all_reduce(loss, group=self.world.device_mesh.get_group("replicate"))
+        return float(loss)
+
+    def _update(self, number: int) -> None:
+        judged, self._judged = self._judged or _Judged(self._average(), skipped=False), None
+        with self._meter.computing():
             self._versions.make_room(self.plan.needed(number))
-            self._work.update(number)
+            (self._work.skip if judged.skipped else self._work.update)(number)
             self._versions.updated()
         self._meter.holds(self._versions)
-        self._agreement.send(number, self._rank_step(self._steps.pop(number, None), norm))
+        self._agreement.send(number, self._rank_step(self._steps.pop(number, None), judged))
 
     def _load(self, number: int) -> _Step:
         """The microbatches of a step; replicas of the last stage exchange the weights of their samples."""
@@ -188,13 +243,14 @@ class Flow(PipelinePart):
         step.loss += loss.detach()
         return loss * self.world.mesh.replicate
 
-    def _rank_step(self, step: _Step | None, norm: Tensor) -> RankStep:
-        square = norm.double().square() / self.world.mesh.replicate
+    def _rank_step(self, step: _Step | None, judged: _Judged) -> RankStep:
+        square = judged.norm.double().square() / self.world.mesh.replicate
         if step is None or not self.world.counts_replica:
             nothing = torch.zeros_like(square)
-            return RankStep(nothing, square, 0.0, 0.0, nothing)
+            return RankStep(nothing, square, 0.0, 0.0, nothing, judged.skipped)
         samples = sum(microbatch.samples for microbatch in step.microbatches)
-        return RankStep(step.loss, square, step.own, samples, step.loss * (step.total / (step.own or 1.0)))
+        own_loss = step.loss * (step.total / (step.own or 1.0))
+        return RankStep(step.loss, square, step.own, samples, own_loss, judged.skipped)
 
     def _step_of(self, microbatch: int) -> int:
         return microbatch // self.plan.per_update

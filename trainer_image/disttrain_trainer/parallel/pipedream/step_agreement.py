@@ -1,7 +1,7 @@
 """Agreement between ranks in different steps: sums that arrive later, and their consequences for all ranks.
 
 Each rank sends its part of a step when it has updated its stage, and receives the sum some steps later. What follows
-(all stop or save, a loss is not finite) begins `lag` steps after that step: no rank has admitted that one yet.
+(all stop or save, training cannot go on) begins `lag` steps after that step: no rank has admitted that one yet.
 """
 
 from collections import deque
@@ -30,6 +30,8 @@ class RankStep:
     samples: float
     own_loss: Tensor
     """Mean loss of its replica's samples, where it counts for it."""
+    skipped: bool = False
+    """Whether it has made no update of it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class GlobalStep:
     samples: float
     loss: float
     gradient_norm: float
+    skipped: bool
+    """Whether some rank has made no update of it."""
 
 
 class Batch(NamedTuple):
@@ -63,8 +67,8 @@ class Listener(Protocol):
     def logged(self, step: int) -> bool:
         """Return whether the step is to be reported as soon as it is known."""
 
-    def is_finite(self, loss: float, norm: float) -> bool:
-        """Whether training may go on after a step with this loss and gradient norm."""
+    def may_go_on(self, step: GlobalStep) -> bool:
+        """Whether training may go on after this step; asked for each step in order, alike on all ranks."""
 
 
 class StepAgreement:
@@ -88,7 +92,7 @@ class StepAgreement:
         self._unsent: list[RankStep] = []
         self._incomplete: deque[tuple[float, float]] = deque()
         self._known: list[Batch] = []
-        self._finite = True
+        self._goes_on = True
 
     def admits(self, step: int) -> bool:
         """Return whether the step is to be done; wait until all ranks have sent what could forbid it."""
@@ -111,9 +115,9 @@ class StepAgreement:
             self._send_figures(log=True)
 
     def take(self) -> list[Batch]:
-        """Return what has become known since the last call. Nothing once a step was not finite, until `close`: a rank
+        """Return what has become known since the last call. Nothing once training may not go on, until `close`: a rank
         that sees it ends, and ranks that are not as far would wait for it."""
-        if not self._finite:
+        if not self._goes_on:
             return []
         known, self._known = self._known, []
         return known
@@ -124,7 +128,7 @@ class StepAgreement:
         if self._unsent:
             self._send_figures(log=False)
             self._complete_steps(log=False)
-        self._finite = True
+        self._goes_on = True
         return self.take()
 
     def _receive(self, until: int) -> None:
@@ -138,14 +142,15 @@ class StepAgreement:
             self.saving = self.saving or save > 0
             if self._listener.logged(step):
                 self._complete_steps(log=True)
-            if self.stopping or self.saving or not self._finite:
+            if self.stopping or self.saving or not self._goes_on:
                 self.limit = min(self.limit, step + self._lag + 1)
 
     def _send_figures(self, *, log: bool) -> None:
-        """Send losses and norms of all steps that were not sent yet; with `log` also a row of this rank's
-        measurements."""
+        """Send losses and norms of all steps that were not sent yet, and which were skipped; with `log` also a row of
+        this rank's measurements."""
         last = self._unsent[-1]
         numbers = torch.stack([*(part.loss for part in self._unsent), *(part.square for part in self._unsent)]).tolist()
+        numbers += [float(part.skipped) for part in self._unsent]
         self._unsent.clear()
         if log:
             row = RankFigures(loss=float(last.own_loss), **self._measured())
@@ -155,12 +160,13 @@ class StepAgreement:
     def _complete_steps(self, *, log: bool) -> None:
         count = len(self._incomplete)
         numbers = self._figures.wait()
-        losses, squares, rows = numbers[:count], numbers[count : 2 * count], rows_of(numbers[2 * count :])
+        losses, squares, skipped = (numbers[at * count : (at + 1) * count] for at in range(3))
+        rows = rows_of(numbers[3 * count :])
         first = self._received - count
         steps = [
-            GlobalStep(first + at, weight, samples, losses[at], squares[at] ** 0.5)
+            GlobalStep(first + at, weight, samples, losses[at], squares[at] ** 0.5, skipped[at] > 0)
             for at, (weight, samples) in enumerate(self._incomplete)
         ]
         self._incomplete.clear()
         self._known.append(Batch(steps, metrics_of(rows, self._versions) if log else {}))
-        self._finite = self._finite and all(self._listener.is_finite(one.loss, one.gradient_norm) for one in steps)
+        self._goes_on = self._goes_on and all(self._listener.may_go_on(one) for one in steps)
