@@ -12,7 +12,17 @@ from prometheus_client.registry import Collector
 
 from disttrain_api.goodput import UNKNOWN
 from disttrain_api.status import FailureClass, GoodputState, JobStatus, Phase
-from disttrain_operator.transitions import IN_PLACE, SINGLE_POD, PhaseClock, Ran, Skipped, Slowed, Suspected, happenings
+from disttrain_operator.transitions import (
+    IN_PLACE,
+    SINGLE_POD,
+    Moved,
+    PhaseClock,
+    Ran,
+    Skipped,
+    Slowed,
+    Suspected,
+    happenings,
+)
 
 # The phases in which a job waits, works, or recovers.
 _UNFINISHED = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING, Phase.SUSPENDED)
@@ -54,6 +64,10 @@ class Metrics(Collector):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._phases, self._states = PhaseClock(), PhaseClock()
+        self._moved: dict[str, int] = {}
+        """Seconds that turned out to be another state's, by state."""
+        self._shown: dict[str, float] = {}
+        """Seconds of each state at the last scrape: a counter never falls."""
         self._first_seen: dict[str, float] = {}
         self._hanging: set[str] = set()
         self.registry = CollectorRegistry()
@@ -108,6 +122,10 @@ class Metrics(Collector):
             elif isinstance(happening, Skipped):
                 self._skipped.inc(happening.steps)
                 self._roll_backs.inc(happening.roll_backs)
+            elif isinstance(happening, Moved):
+                for word, seconds in happening.seconds.items():
+                    state = _known(word, _STATES)
+                    self._moved[state] = self._moved.get(state, 0) + seconds
             elif isinstance(happening, Suspected):
                 (self._withdrawn if happening.withdrawn else self._suspicions).inc()
             else:
@@ -135,7 +153,9 @@ class Metrics(Collector):
             spent.add_metric([phase], seconds.get(phase, 0.0))
         states = CounterMetricFamily("disttrain_job_state_seconds", "What jobs spent their time on", labels=["state"])
         for state in (*GoodputState, UNKNOWN):
-            states.add_metric([state], goodput.get(state, 0.0))
+            counted = goodput.get(state, 0.0) + self._moved.get(state, 0)
+            self._shown[state] = max(self._shown.get(state, 0.0), counted)
+            states.add_metric([state], self._shown[state])
         yield jobs
         yield GaugeMetricFamily("disttrain_suspected_hangs", "Jobs of which a rank seems to hang", len(self._hanging))
         yield spent

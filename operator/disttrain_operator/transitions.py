@@ -1,10 +1,11 @@
 """Pure: an old and a new status -> what happened between them, for the metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from disttrain_api.status import Attempt, JobStatus
+from disttrain_api.goodput import by_state
+from disttrain_api.status import Attempt, Goodput, JobStatus
 from disttrain_operator.decide.clock import after
 from disttrain_operator.decide.progress import roll_backs_between, skipped_between
 from disttrain_operator.decide.stragglers import newly_named
@@ -14,6 +15,8 @@ SINGLE_POD, IN_PLACE = "SinglePod", "InPlace"
 """Stand for the class of a cause after which one pod was made again, or all ranks started again in their pods."""
 _MOST_AT_ONCE, _MOST_STEPS = 10, 10_000
 """Restarts in place, or roll-backs, and skipped steps between two looks: an agent may say any number."""
+_MOST_MOVED = 7 * 86_400
+"""Seconds: who may write statuses may write any number there."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,14 @@ class Skipped:
     roll_backs: int
 
 
-Happening = Restarted | Ran | Slowed | Suspected | Skipped
+@dataclass(frozen=True)
+class Moved:
+    """Seconds of the job's time that turned out to be another state's: more of it, or fewer. Together they are 0."""
+
+    seconds: Mapping[str, int]
+
+
+Happening = Restarted | Ran | Slowed | Suspected | Skipped | Moved
 
 
 def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
@@ -63,6 +73,9 @@ def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
     skipped = Skipped(min(skipped_between(old, new), _MOST_STEPS), min(roll_backs_between(old, new), _MOST_AT_ONCE))
     if skipped.steps or skipped.roll_backs:
         yield skipped
+    moved = _moved(old.goodput, new.goodput)
+    if moved:
+        yield Moved(moved)
     known = {attempt.number: attempt for attempt in old.attempts}
     for number, attempt in enumerate(new.attempts):
         before = known.get(attempt.number)
@@ -75,6 +88,17 @@ def happenings(old: JobStatus, new: JobStatus) -> Iterator[Happening]:
         yield from (Restarted(IN_PLACE) for _ in range(min(in_place, _MOST_AT_ONCE)))
         if attempt.running_time and not (before and before.running_time):
             yield _ran(attempt, new.attempts[number - 1] if number else None)
+
+
+def _moved(old: Goodput | None, new: Goodput | None) -> dict[str, int]:
+    """Return the seconds by which states differ from what passed in the state that the job was in."""
+    if old is None or new is None or old.state is None:
+        return {}
+    before, after_ = by_state(old), by_state(new)
+    found = {state: after_.get(state, 0) - before.get(state, 0) for state in before.keys() | after_.keys()}
+    found[old.state] = found.get(old.state, 0) - sum(found.values())
+    moved = {state: seconds for state, seconds in found.items() if seconds}
+    return moved if all(abs(seconds) <= _MOST_MOVED for seconds in moved.values()) else {}
 
 
 def _ran(attempt: Attempt, previous: Attempt | None) -> Ran:

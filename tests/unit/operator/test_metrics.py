@@ -1,10 +1,22 @@
 """What Prometheus gets: counted from changes of statuses, without a name of a job."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from disttrain_api.status import Attempt, Condition, FailureClass, JobStatus, Progress, Replacement, Verdict
+from disttrain_api.status import (
+    Attempt,
+    Condition,
+    FailureClass,
+    Goodput,
+    GoodputState,
+    JobStatus,
+    Progress,
+    Replacement,
+    StateSeconds,
+    Verdict,
+)
 from disttrain_operator.metrics import Figures, Metrics
 from disttrain_operator.transitions import PhaseClock, Ran, Restarted, happenings
 
@@ -159,6 +171,36 @@ def test_of_several_replicas_the_one_that_leads_counts_the_time_of_jobs() -> Non
     metrics.saw_job("b", "Running", "Evaluating", gone=False)
     assert (seconds("Training"), seconds("Saving"), seconds("Evaluating")) == ("5.0", "3.0", "0.0")
     assert 'disttrain_jobs{phase="Running"} 2.0' in metrics.text().decode(), "how many there are is known to all"
+
+
+def test_time_that_turns_out_to_be_another_states_is_moved_and_no_counter_falls() -> None:
+    now = [0.0]
+    metrics, text = page(lambda: now[0])
+
+    def seconds() -> list[float]:
+        begin = "disttrain_job_state_seconds_total{{state={}}} "
+        lines = text().splitlines()
+        starts = [begin.format(json.dumps(str(state))) for state in (GoodputState.TRAINING, GoodputState.EVALUATING)]
+        return [float(next(line for line in lines if line.startswith(start)).removeprefix(start)) for start in starts]
+
+    def status(at_second: int, **spent: int) -> JobStatus:
+        counted = [StateSeconds(state=state, seconds=number) for state, number in spent.items()]
+        return JobStatus(goodput=Goodput(since=at(0), update_time=at(at_second), state="Training", spent=counted))
+
+    metrics.saw_job("a", "Running", "Training", gone=False)
+    now[0] = 10.0
+    assert seconds() == [10.0, 0.0]
+    # The ranks have measured an evaluation that nobody has seen.
+    metrics.wrote_status(status(0), status(10, Training=7, Evaluating=3))
+    assert seconds() == [10.0, 3.0]
+    now[0] = 12.0
+    assert seconds() == [10.0, 3.0]
+    now[0] = 20.0
+    metrics.wrote_status(status(10, Training=7, Evaluating=3), status(20, Training=17, Evaluating=3))
+    assert seconds() == [17.0, 3.0]
+    # Anybody who may write statuses may write any number.
+    metrics.wrote_status(status(20, Training=-(10**9)), status(30, Training=5, Evaluating=10**9))
+    assert seconds() == [17.0, 3.0]
 
 
 def test_jobs_that_seem_to_hang_are_counted_as_long_as_they_do() -> None:
