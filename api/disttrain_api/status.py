@@ -101,7 +101,7 @@ class Progress(StatusModel):
     loading_percent: int | None = None
     """Share of that time in which the rank waited for samples."""
     skipped_steps: int | None = None
-    """Steps of which `training.skipSteps` made no update; with parameter servers parts of steps."""
+    """Steps (with parameter servers parts of steps) of which `training.skipSteps` made no update."""
     roll_backs: int | None = None
     """How often it rolled the job back."""
     metrics: list[Metric] = []

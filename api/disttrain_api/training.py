@@ -251,8 +251,8 @@ class OnMostInRow(StrEnum):
 
 
 class SkipSteps(ApiModel):
-    """Steps whose loss or gradient is not finite, or too large, make no update. With parameter servers a worker's part
-    of a step is what is said here of steps."""
+    """Steps (with parameter servers workers' parts of steps) whose loss or gradient is not finite, or too large, make
+    no update."""
 
     above_median: Annotated[float, Field(gt=1, le=1e6)] | None = None
     """A gradient norm above so many times the median of the last `window` is too large. Absent: none is."""

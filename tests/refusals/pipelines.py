@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.builders import merge
 from tests.refusals.refusal import Refusal
+from tests.refusals.servers import on_servers
 
 PIPELINE = "spec.parallelism.pipeline"
 
@@ -134,24 +135,33 @@ FLUSHLESS_REFUSALS = (
         )
     ),
     Refusal(
+        "FlushlessWithServers",
+        PIPELINE,
+        "stages of PipeDream and PipeDream2BW update weights, which `mode` ParameterServer leaves to servers: use 1F1B",
+        merge(
+            merge(piped(schedule="PipeDream"), on_servers(groupReduce="WithinGroup")),
+            {"workers": {"replicas": 1, "processesPerPod": 2}},
+        ),
+    ),
+    Refusal(
         "FlushlessWithNorm",
         "spec.training.maxGradientNorm",
-        "`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline of schedule"
-        " 'PipeDream2BW': remove it, or use 1F1B",
+        "`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline: remove it, or use"
+        " 1F1B",
         piped({"maxGradientNorm": 1}, schedule="PipeDream2BW"),
     ),
     Refusal(
         "FlushlessWithMedian",
         "spec.training.skipSteps.aboveMedian",
-        "`aboveMedian` waits for the gradients of all stages, which would drain the pipeline of schedule 'PipeDream':"
-        " use `lossDeviations`, or 1F1B",
+        "`aboveMedian` waits for the gradients of all stages, which would drain the pipeline: use `lossDeviations`, or"
+        " 1F1B",
         piped({"skipSteps": {"aboveMedian": 2}}, schedule="PipeDream"),
     ),
     Refusal(
         "FlushlessWithFp16",
         "spec.training.precision",
         "precision FP16 skips a step whose gradient overflows in any stage, and checking all stages would drain the"
-        " pipeline of schedule 'PipeDream': use BF16 or FP32, or 1F1B",
+        " pipeline: use BF16 or FP32, or 1F1B",
         piped({"precision": "FP16"}, schedule="PipeDream"),
     ),
     Refusal(

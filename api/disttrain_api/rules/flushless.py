@@ -1,7 +1,7 @@
 """Pipelines that stay full from update to update (PipeDream, PipeDream2BW): what goes with them, and what does not."""
 
 from disttrain_api.compute import Precision
-from disttrain_api.parallelism import PipelineSchedule
+from disttrain_api.parallelism import DataParallelMode, PipelineSchedule
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
@@ -57,22 +57,24 @@ def _cut(spec: JobSpec) -> Values | None:
 
 
 def _norm(spec: JobSpec) -> Values | None:
-    schedule = _schedule(spec)
     given = spec.training is not None and spec.training.max_gradient_norm is not None
-    return {"schedule": schedule} if schedule and given else None
+    return when(given and _schedule(spec) is not None)
+
+
+def _with_servers(spec: JobSpec) -> Values | None:
+    servers = spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
+    return when(servers and _schedule(spec) is not None)
 
 
 def _median(spec: JobSpec) -> Values | None:
-    schedule = _schedule(spec)
     settings = None if spec.training is None else spec.training.skip_steps
     given = settings is not None and settings.above_median is not None
-    return {"schedule": schedule} if schedule and given else None
+    return when(given and _schedule(spec) is not None)
 
 
 def _scaled(spec: JobSpec) -> Values | None:
-    schedule = _schedule(spec)
     fp16 = spec.training is not None and spec.training.precision is Precision.FP16
-    return {"schedule": schedule} if schedule and fp16 else None
+    return when(fp16 and _schedule(spec) is not None)
 
 
 FLUSHLESS_RULES = (
@@ -105,33 +107,39 @@ FLUSHLESS_RULES = (
         reads=("spec.parallelism", f"spec.training.{_OFFLOAD}"),
     ),
     Rule(
+        id="FlushlessWithServers",
+        path=_PIPELINE,
+        sentence="stages of PipeDream and PipeDream2BW update weights, which `mode` ParameterServer leaves to servers:"
+        " use 1F1B",
+        check=_with_servers,
+        cel=f"!({FLUSHLESS}) || {_AT}.dataParallel.mode != 'ParameterServer'",
+        reads=(_PIPELINE, "spec.parallelism.dataParallel.mode"),
+    ),
+    Rule(
         id="FlushlessWithNorm",
         path="spec.training.maxGradientNorm",
-        sentence="`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline of schedule"
-        " '{schedule}': remove it, or use 1F1B",
+        sentence="`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline: remove it,"
+        " or use 1F1B",
         check=_norm,
-        cel=f"!({FLUSHLESS}) || !has(self.training) || !has(self.training.maxGradientNorm)",
-        values={"schedule": f"{_AT}.pipeline.schedule"},
+        cel=f"!({FLUSHLESS}) || !self.?training.?maxGradientNorm.hasValue()",
         reads=("spec.training.maxGradientNorm", _PIPELINE),
     ),
     Rule(
         id="FlushlessWithMedian",
         path="spec.training.skipSteps.aboveMedian",
-        sentence="`aboveMedian` waits for the gradients of all stages, which would drain the pipeline of schedule"
-        " '{schedule}': use `lossDeviations`, or 1F1B",
+        sentence="`aboveMedian` waits for the gradients of all stages, which would drain the pipeline: use"
+        " `lossDeviations`, or 1F1B",
         check=_median,
         cel=f"!({FLUSHLESS}) || !self.?training.?skipSteps.?aboveMedian.hasValue()",
-        values={"schedule": f"{_AT}.pipeline.schedule"},
         reads=("spec.training.skipSteps.aboveMedian", _PIPELINE),
     ),
     Rule(
         id="FlushlessWithFp16",
         path="spec.training.precision",
         sentence="precision FP16 skips a step whose gradient overflows in any stage, and checking all stages would"
-        " drain the pipeline of schedule '{schedule}': use BF16 or FP32, or 1F1B",
+        " drain the pipeline: use BF16 or FP32, or 1F1B",
         check=_scaled,
-        cel=f"!({FLUSHLESS}) || !has(self.training) || self.training.precision != 'FP16'",
-        values={"schedule": f"{_AT}.pipeline.schedule"},
+        cel=f"!({FLUSHLESS}) || {given('self.?training.?precision', _NONE)} != 'FP16'",
         reads=("spec.training.precision", _PIPELINE),
     ),
 )

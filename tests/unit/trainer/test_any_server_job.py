@@ -71,8 +71,7 @@ def any_server_jobs(seed: int, ranks: int, in_group: int, count: int) -> Iterato
 
 def synchronous(run: Settings) -> bool:
     """Whether it computes what one process computes."""
-    late = run["parallelism"].get("pipeline", {}).get("schedule", "").startswith("PipeDream")
-    return not late and not run["dataParallel"] and run["settings"] == {"synchronization": "Sync"}
+    return not run["dataParallel"] and run["settings"] == {"synchronization": "Sync"}
 
 
 JOBS = {(world, number): run for world in WORLDS for number, run in enumerate(any_server_jobs(SEED, *world, COUNT))}

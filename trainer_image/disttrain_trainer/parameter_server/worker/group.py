@@ -130,8 +130,8 @@ class GroupServers:
     def end_push(self, pushing: GroupPushing, payload: Payload) -> int:
         """The gradients of the group's ranks, once; `payload`: of the first rank. Returns the bytes that it sends."""
         self._full_parameters.gather_gradients()
-        one = pushing
-        sent = self._first(lambda servers: servers.push(one.task, one.weight, one.pulled, one.floor, payload), int)
+        task, weight, pulled, floor = pushing.task, pushing.weight, pushing.pulled, pushing.floor
+        sent = self._first(lambda servers: servers.push(task, weight, pulled, floor, payload), int)
         self._full_parameters.drop_gradients()
         return sent
 
