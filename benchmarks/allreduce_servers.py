@@ -16,6 +16,7 @@ from disttrain_api.parallelism import ParameterServer
 from disttrain_api.training import Data, DataName, Model, ModelName, Optimizer, OptimizerName, Training
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
+from disttrain_trainer.parameter_server.protocol.tasks import Result
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
@@ -68,7 +69,7 @@ def sums(values: torch.Tensor, repeats: int, group: dist.ProcessGroup) -> Iterat
         began = time.perf_counter()
         assert answer.task is not None
         sent = servers.push(answer.task, 1.0, pulled, answer.floor, payload)
-        answer = servers.next((answer.task, 0.0, 1.0, 1.0))
+        answer = servers.next((answer.task, Result(0.0, 1.0, 1.0)))
         pulled = servers.pull(answer.complete)
         dist.barrier(group)
         seconds = time.perf_counter() - began

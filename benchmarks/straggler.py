@@ -26,6 +26,7 @@ from disttrain_api.parallelism import ParameterServer, Synchronization
 from disttrain_api.training import Data, DataName, Model, ModelName, Training
 from disttrain_trainer.data.sampler import Cursor
 from disttrain_trainer.parameter_server.protocol.codec import PlainCodec
+from disttrain_trainer.parameter_server.protocol.tasks import Result
 from disttrain_trainer.parameter_server.protocol.wire import key_of
 from disttrain_trainer.parameter_server.server.config import ServerConfig
 from disttrain_trainer.parameter_server.server.serve import Loop
@@ -73,7 +74,7 @@ def run(synchronization: Synchronization, delays: Sequence[Delay], seconds: floa
             time.sleep(delays[worker]())
             payload.begin(answer.task, 1.0)
             servers.push(answer.task, 1.0, pulled, answer.floor, payload)
-            done = (answer.task, 0.0, 1.0, 1.0)
+            done = (answer.task, Result(0.0, 1.0, 1.0))
             counts[worker] += time.monotonic() > begin + seconds / 2
         servers.close()
 

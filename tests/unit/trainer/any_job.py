@@ -161,6 +161,7 @@ def any_training(chance: random.Random) -> Settings:
             maxGradientNorm=[0.3],
             activationCheckpointing=values(ActivationCheckpointing),
             loss=[{"labelSmoothing": 0.1}],
+            skipSteps=[{}],
         ),
     )
 

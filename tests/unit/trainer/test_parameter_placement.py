@@ -11,7 +11,7 @@ from disttrain_api.batch import Batch
 from disttrain_api.parallelism import Synchronization
 from disttrain_trainer.data.sampler import Cursor, Sampler
 from disttrain_trainer.parameter_server.protocol.placement import place
-from disttrain_trainer.parameter_server.protocol.tasks import Verdict
+from disttrain_trainer.parameter_server.protocol.tasks import Result, Verdict
 from disttrain_trainer.parameter_server.protocol.wire import (
     FORMATS,
     FRAME_BYTES,
@@ -206,7 +206,7 @@ class TestTasks:
         tasks.start(Sampler(9, 0, Batch(2, 1, 4), 2), 0, Cursor(), 3, 0.0)
         tasks.ask(1, 0.0)
         [(_, first)] = tasks.answers()
-        tasks.complete(1, first.task, (0.0, 1.0, 1.0))
+        tasks.complete(1, first.task, Result(0.0, 1.0, 1.0))
         tasks.ask(1, 0.0)
         assert tasks.answers() == []
         tasks.leave(0)
@@ -219,7 +219,7 @@ class TestTasks:
         for _ in range(4):
             tasks.ask(0, 6.0)
             [(_, lease)] = tasks.answers()
-            tasks.complete(0, lease.task, (0.0, 1.0, 1.0))
+            tasks.complete(0, lease.task, Result(0.0, 1.0, 1.0))
         tasks.join(1, 7.0)
         assert tasks.live_clocks == {0: 4, 1: 4}
 
@@ -240,11 +240,11 @@ class TestTasks:
         tasks.ask(0, 0.0)
         [(_, first)] = tasks.answers()
         tasks.stop()
-        tasks.complete(0, first.task, (0.0, 1.0, 1.0))
+        tasks.complete(0, first.task, Result(0.0, 1.0, 1.0))
         tasks.ask(0, 0.0)
         [(_, second)] = tasks.answers()
         assert (first.task, second.task) == ((0, 0), (0, 1))
-        tasks.complete(0, second.task, (0.0, 1.0, 1.0))
+        tasks.complete(0, second.task, Result(0.0, 1.0, 1.0))
         tasks.ask(1, 0.0)
         tasks.ask(0, 0.0)
         assert tasks.answers() == [(1, Verdict.STOP), (0, Verdict.HOLD)]
