@@ -1,10 +1,13 @@
 """Pipelines that stay full from update to update (PipeDream, PipeDream2BW): what goes with them, and what does not."""
 
+from collections.abc import Callable
+
 from disttrain_api.compute import Precision
 from disttrain_api.parallelism import DataParallelMode, PipelineSchedule
 from disttrain_api.pipeline import FLUSHLESS_SCHEDULES, schedule_of
 from disttrain_api.rules.rule import Rule, Values, given, when
 from disttrain_api.spec import JobSpec
+from disttrain_api.training import SkipSteps, Training
 
 _PIPELINE = "spec.parallelism.pipeline"
 _AT = "self.parallelism"
@@ -56,25 +59,14 @@ def _cut(spec: JobSpec) -> Values | None:
     return {"schedule": schedule, "cut": found[0]} if schedule and found else None
 
 
-def _norm(spec: JobSpec) -> Values | None:
-    given = spec.training is not None and spec.training.max_gradient_norm is not None
-    return when(given and _schedule(spec) is not None)
-
-
 def _with_servers(spec: JobSpec) -> Values | None:
     servers = spec.parallelism.data_parallel.mode is DataParallelMode.PARAMETER_SERVER
     return when(servers and _schedule(spec) is not None)
 
 
-def _median(spec: JobSpec) -> Values | None:
-    settings = None if spec.training is None else spec.training.skip_steps
-    given = settings is not None and settings.above_median is not None
-    return when(given and _schedule(spec) is not None)
-
-
-def _scaled(spec: JobSpec) -> Values | None:
-    fp16 = spec.training is not None and spec.training.precision is Precision.FP16
-    return when(fp16 and _schedule(spec) is not None)
+def _trained(fits: Callable[[Training], bool]) -> Callable[[JobSpec], Values | None]:
+    """Return the check that such a schedule meets a training that has what `fits` looks for."""
+    return lambda spec: when(spec.training is not None and fits(spec.training) and _schedule(spec) is not None)
 
 
 FLUSHLESS_RULES = (
@@ -120,7 +112,7 @@ FLUSHLESS_RULES = (
         path="spec.training.maxGradientNorm",
         sentence="`maxGradientNorm` waits for the gradients of all stages, which would drain the pipeline: remove it,"
         " or use 1F1B",
-        check=_norm,
+        check=_trained(lambda training: training.max_gradient_norm is not None),
         cel=f"!({FLUSHLESS}) || !self.?training.?maxGradientNorm.hasValue()",
         reads=("spec.training.maxGradientNorm", _PIPELINE),
     ),
@@ -129,7 +121,7 @@ FLUSHLESS_RULES = (
         path="spec.training.skipSteps.aboveMedian",
         sentence="`aboveMedian` waits for the gradients of all stages, which would drain the pipeline: use"
         " `lossDeviations`, or 1F1B",
-        check=_median,
+        check=_trained(lambda training: (training.skip_steps or SkipSteps()).above_median is not None),
         cel=f"!({FLUSHLESS}) || !self.?training.?skipSteps.?aboveMedian.hasValue()",
         reads=("spec.training.skipSteps.aboveMedian", _PIPELINE),
     ),
@@ -138,7 +130,7 @@ FLUSHLESS_RULES = (
         path="spec.training.precision",
         sentence="precision FP16 skips a step whose gradient overflows in any stage, and checking all stages would"
         " drain the pipeline: use BF16 or FP32, or 1F1B",
-        check=_scaled,
+        check=_trained(lambda training: training.precision is Precision.FP16),
         cel=f"!({FLUSHLESS}) || {given('self.?training.?precision', _NONE)} != 'FP16'",
         reads=("spec.training.precision", _PIPELINE),
     ),

@@ -7,9 +7,11 @@ import pytest
 
 from disttrain_api.goodput import by_state
 from disttrain_api.report import PhaseSeconds, RankReport
+from disttrain_api.status import GoodputState
 from disttrain_operator.decide.decide import decide
 from disttrain_operator.decide.live import Live
 from disttrain_operator.decide.reading import observe
+from disttrain_operator.metrics import Metrics
 from tests.builders import a_report
 from tests.unit.decide.world import World, a_running_world
 
@@ -43,6 +45,25 @@ def test_phases_that_nobody_has_seen_are_counted() -> None:
     # Parts of seconds are not lost.
     asked(world, 10, "Training", 65, evaluating=8.3, saving=2.9)
     assert spent(world) == {"Starting": 20, "Training": 100, "Evaluating": 8, "Saving": 2}
+
+
+def test_the_fleets_count_is_that_of_its_jobs() -> None:
+    """Through the decisions themselves: what they move from state to state, the metric moves."""
+    world, now = a_training_world(), [0.0]
+    metrics, before = Metrics(lambda: now[0]), spent(world)
+    metrics.leads(True)
+    metrics.saw_job("a", "Running", "Training", gone=False)
+    for seconds, step, measured in ((100, 60, (7.9, 2.2)), (10, 65, (8.3, 2.9)), (30, 70, (8.3, 9.1))):
+        old = world.job.status
+        asked(world, seconds, "Training", step, evaluating=measured[0], saving=measured[1])
+        now[0] += seconds
+        metrics.wrote_status(old, world.job.status)
+    page = metrics.text().decode()
+    after = spent(world)
+    assert (after["Evaluating"], after["Saving"]) == (8, 9)
+    for state in GoodputState:
+        counted = after.get(state, 0) - before.get(state, 0)
+        assert f'disttrain_job_state_seconds_total{{state="{state}"}} {float(counted)}\n' in page
 
 
 def test_a_restore_before_the_first_word_was_no_start() -> None:

@@ -29,7 +29,7 @@ SGD = Optimizer(name=OptimizerName.SGD, learning_rate=1.0)
 
 
 def result_of(task, worker=0):
-    """What comes of a task, whoever does it: of some no update is made."""
+    """Return the result of a task, which is the same whoever does it; some tasks are skipped."""
     in_row = 2 * ((task.step + task.part) % 3 == 0)
     return Result(*((0.0, 0.0) if in_row else (1.0, 2.0)), 3.0, worker, in_row)
 

@@ -162,11 +162,13 @@ class Flow(PipelinePart):
         # What is computed anew for it uses the same version, too.
         with self._meter.computing(), self._versions.using(version):
             torch.autograd.backward(passed.result, gradient)
+        judges = self._work.judges and self.plan.ends_update(number)
+        if not judges:
+            self._send_back(passed.inputs)
         self._versions.take_gradients(version)
-        if self._work.judges and self.plan.ends_update(number):
+        if judges:
             self._judged = self._judge(self._step_of(number), gradient)
-        if self._gradients_back is not None:
-            self._gradients_back.send(self._gradient_of(passed.inputs))
+            self._send_back(passed.inputs)
         self._meter.passed(self._versions.newest - version)
 
     def _judge(self, step: int, gradient: Tensor | None) -> _Judged:
@@ -192,11 +194,14 @@ class Flow(PipelinePart):
     def _gradients_of_stage(self) -> list[Tensor]:
         return [value.grad for value in self._parameters if value.grad is not None]
 
-    def _gradient_of(self, inputs: Tensor) -> Tensor:
-        """Return what the stage before gets of the microbatch whose backward pass was the last."""
+    def _send_back(self, inputs: Tensor) -> None:
+        """Send the stage before, if there is one, the gradient of a microbatch."""
+        if self._gradients_back is None:
+            return
+        found = torch.zeros_like(inputs) if inputs.grad is None else inputs.grad
         if self._judged is not None and self._judged.skipped:
-            return torch.full_like(inputs, torch.nan)
-        return torch.zeros_like(inputs) if inputs.grad is None else inputs.grad
+            found = torch.full_like(inputs, torch.nan)
+        self._gradients_back.send(found)
 
     def _mean_loss(self, step: int) -> float:
         """Return the mean loss of all replicas, on the last stage."""
